@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 import random
-import signal
 import sys
 import time
 from collections import Counter
@@ -325,24 +325,14 @@ def interrupted_step(dice: random.Random) -> str:
     x, loss, y = data(dice, model)
     optimizer = pick(dice, "optimizer", OPTIMIZERS)(model, loss)
     optimizer.step(x, y)  # which reads the model
-    began = time.process_time()
-    optimizer.step(x, y)
-    seconds, before, count = time.process_time() - began, weights(model), len(optimizer.history)
+    calls = _counted_until(math.inf, lambda: optimizer.step(x, y))
+    before, count, moment = weights(model), len(optimizer.history), dice.randint(1, calls)
     value = sf.evaluate(model, x, loss, y)
-
-    def stop(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    stopped, old = False, signal.signal(signal.SIGPROF, stop)
     try:
-        signal.setitimer(signal.ITIMER_PROF, max(dice.random() * seconds, 1e-4))
-        optimizer.step(x, y)
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        _counted_until(moment, lambda: optimizer.step(x, y))
+        stopped = False
     except KeyboardInterrupt:
         stopped = True
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, old)
     moved = not all(map(torch.equal, before, model.parameters()))
     now = sf.evaluate(model, x, loss, y)
     if moved and now.value - now.error > value.value + value.error:
@@ -354,6 +344,27 @@ def interrupted_step(dice: random.Random) -> str:
     if last.value - last.error > now.value + now.error:
         raise Fault(f"the step after an interrupted one went up, from {now} to {last}")
     return "Ctrl-C inside a step" if stopped else "a step that ended before Ctrl-C"
+
+
+def _counted_until(last: float, action: Callable[[], object]) -> int:
+    """How many functions of Python an action calls; Ctrl-C comes as the one with this number begins.
+
+    Moments are counted by calls, so that a seed means the same on a busy machine.
+    """
+    count = 0
+
+    def seen(frame: Any, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event == "call"
+        if count == last and event == "call":
+            raise KeyboardInterrupt
+
+    sys.setprofile(seen)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return count
 
 
 COMMON: tuple[Round, ...] = (

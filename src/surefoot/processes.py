@@ -6,6 +6,7 @@ Everything a process sends is counted. A process that stops or is silent for lon
 
 from __future__ import annotations
 
+import io
 import math
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -71,11 +72,10 @@ class Processes:
         """The same on the leader; nothing is sent to the others, which get an empty list."""
         mine = self.together(compute)
         everyone: list[Any] | None = [None] * self.size if self.leads else None
-        if not self.leads:
-            self._count(mine)
+        packed = b"" if self.leads else self._packed(mine)
         with answering():
-            self._torch.gather_object(mine, everyone, dst=self._first, group=self._group)
-        return everyone or []
+            self._torch.gather_object(packed, everyone, dst=self._first, group=self._group)
+        return [mine, *map(pickle.loads, everyone[1:])] if everyone else []
 
     def together(self, compute: Callable[[], Any]) -> Any:
         """What it gives here, which is not sent. If it raises on one process, all raise."""
@@ -89,16 +89,16 @@ class Processes:
         except Exception as error:
             failure = error
         message = ("", told(mine)) if failure is None else (str(failure) or type(failure).__name__, None)
-        everyone: list[Any] = [None] * self.size
-        self._count(message)
+        packed, everyone = self._packed(message), list[Any]([None] * self.size)
         with answering():
-            self._torch.all_gather_object(everyone, message, group=self._group)
+            self._torch.all_gather_object(everyone, packed, group=self._group)
         if failure is not None:
             raise failure
-        for rank, (why, _) in enumerate(everyone):
+        messages = list(map(pickle.loads, everyone))
+        for rank, (why, _) in enumerate(messages):
             if why:
                 raise ProcessError(f"process {rank} of the group failed: {why}")
-        return mine, [part for _, part in everyone]
+        return mine, [part for _, part in messages]
 
     def announced(self, number: float, device: torch.device) -> list[Any]:
         """The numbers of all processes, by rank: whole ones, or such in double precision."""
@@ -110,24 +110,17 @@ class Processes:
         """The sum over all processes, the same on all."""
         return math.fsum(self.announced(number, device))
 
-    def tell(self, message: Any = None) -> Any:
-        """What the leader says, to all; the others pass nothing."""
-        box = [message]
-        if self.leads:
-            self._count(message)
-        with answering():
-            self._torch.broadcast_object_list(box, src=self._first, group=self._group)
-        return box[0]
-
     def passed_on(self, rank: int, compute: Callable[[], Any]) -> Any:
         """What it gives on one process, to all."""
-        box = [self.together(lambda: compute() if self.rank == rank else None)]
-        if self.rank == rank:
-            self._count(box[0])
-        source = self._torch.get_global_rank(self._group, rank)
+        return self.tell(self.together(lambda: compute() if self.rank == rank else None), rank)
+
+    def tell(self, message: Any = None, rank: int = 0) -> Any:
+        """What the leader says, or another process, to all; the others pass nothing."""
+        mine = self.rank == rank
+        box, source = [self._packed(message) if mine else b""], self._torch.get_global_rank(self._group, rank)
         with answering():
             self._torch.broadcast_object_list(box, src=source, group=self._group)
-        return box[0]
+        return message if mine else pickle.loads(box[0])
 
     def ask(self, word: Any) -> None:
         """On process 0 inside :meth:`led`: let all others serve this."""
@@ -200,8 +193,22 @@ class Processes:
             self._torch.all_gather_single(rows, mine, group=self._group)
         return rows.view(self.size, length)
 
-    def _count(self, message: Any) -> None:
-        self.sent += len(pickle.dumps(message))
+    def _packed(self, message: Any) -> bytes:
+        """A message as it is sent; it is counted."""
+        file = io.BytesIO()
+        _Packing(file).dump(message)
+        self.sent += file.tell()
+        return file.getvalue()
+
+
+class _Packing(pickle.Pickler):
+    """Writes a tensor that is a part of a longer one by itself: of its own, PyTorch would write the longer one."""
+
+    def reducer_override(self, value: Any) -> Any:
+        is_plain = type(value) is Tensor and value.layout == torch.strided
+        if not is_plain or value.untyped_storage().nbytes() <= value.nbytes:
+            return NotImplemented
+        return value.detach().clone().__reduce_ex__(pickle.DEFAULT_PROTOCOL)
 
 
 @contextmanager

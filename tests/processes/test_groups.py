@@ -185,6 +185,7 @@ def asked(group: Any, runs: list[str]) -> dict[str, Any]:
         }
         found.update({f"{name} {way}": (value.value, value.error) for way, value in ways.items()})
     parts = parts_of(SHARES[distributed.get_world_size(group)])
+    found["views"] = views(group)
     found["other"] = on_other_data(parts, distributed.get_rank(group), group)
     found["overflow"] = overflowing(x, y, group)
     for name in runs:
@@ -201,6 +202,18 @@ def asked(group: Any, runs: list[str]) -> dict[str, Any]:
             "sent": sent,
         }
     return found
+
+
+def views(group: Any) -> tuple[list[int], list[Tensor]]:
+    """Bytes handed over for two numbers of a long vector, in each way to send them, and what arrives."""
+    processes, sent = Processes(group), list[int]()
+    few = torch.arange(10_000.0)[7:9]
+    found = [processes.gathered(lambda: few)[-1]]
+    sent.append(processes.sent)
+    found += [one["part"] for one in processes.collected(lambda: {"part": few})]
+    sent.append(processes.sent - sent[-1])
+    found.append(processes.passed_on(processes.size - 1, lambda: few))
+    return [*sent, processes.sent - sum(sent)], found
 
 
 def growing() -> nn.Sequential:
@@ -555,6 +568,14 @@ def test_what_crosses_is_what_is_predicted(two: Outcome, four: Outcome, size: in
         own = 16 * rows[rank] * sum(rows[: rank + 1])  # values and errors of a triangle, by its rows
         inputs, told = rows[rank] // 3 * 4 * 8, rows[rank] * (1 + 1) * 8  # and targets, outputs
         assert 0 < blocks - inputs - (own + told if rank else 0) < 6000
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_of_a_part_of_a_tensor_that_part_alone_crosses(two: Outcome, four: Outcome, size: int) -> None:
+    for part in two if size == 2 else four:
+        sent, found = part["views"]
+        assert all(bytes_ < 2000 for bytes_ in sent)
+        assert all(value.tolist() == [7.0, 8.0] for value in found)
 
 
 @pytest.mark.parametrize("size", [2, 4])

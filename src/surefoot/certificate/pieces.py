@@ -189,16 +189,9 @@ class InPieces:
         if added is None:
             return whole
         penalty = Certificate(**added)
-        gradients = (
-            whole.block_gradients
-            and penalty.block_gradients
-            and {
-                path: math.nextafter(size + penalty.block_gradients[path], math.inf)
-                for path, size in whole.block_gradients.items()
-            }
-        )
-        one = Magnitude.of(1.0)
-        summed = _added([(one, whole), (one, penalty)])
+        sizes, more = whole.block_gradients, penalty.block_gradients
+        gradients = sizes and more and {p: math.nextafter(size + more[p], math.inf) for p, size in sizes.items()}
+        summed = _added([(Magnitude.of(1.0), one) for one in (whole, penalty)])
         damping, name = whole.make_damping, repr(self.regularizer)
         return replace(summed, block_gradients=gradients, make_damping=damping, regularizer=name)
 
@@ -211,18 +204,15 @@ class InPieces:
         """The certificates of the batches that are here, added up."""
         part = _Part()
         with opened(self.weights):
-            self._add_up(part, domain)
+            for number, analysis, weight in self._analyses():
+                with numbered(number):
+                    found = proved_of(analysis, domain, self.effort)
+                before = [] if part.fields is None else [(Magnitude.of(1.0), Certificate(**part.fields))]
+                part.fields = _fields(_added([*before, (_up(weight), found)], stacked=self.objective is None))
+                part.total += weight
+                if self.regularizer is not None and part.penalty is None:
+                    part.penalty = _fields(self._penalty(analysis, found, domain))
         return part
-
-    def _add_up(self, part: _Part, domain: Domain | Box) -> None:
-        for number, analysis, weight in self._analyses():
-            with numbered(number):
-                found = proved_of(analysis, domain, self.effort)
-            before = [] if part.fields is None else [(Magnitude.of(1.0), Certificate(**part.fields))]
-            part.fields = _fields(_added([*before, (_up(weight), found)], stacked=self.objective is None))
-            part.total += weight
-            if self.regularizer is not None and part.penalty is None:
-                part.penalty = _fields(self._penalty(analysis, found, domain))
 
     def _analyses(self) -> Iterator[tuple[int, Analysis, Fraction]]:
         """The number, the analysis and the weight of each batch that is here and has a weight."""
@@ -275,11 +265,11 @@ def _added(parts: Sequence[tuple[Magnitude, Certificate]], *, stacked: bool = Fa
         return together.norm(axis=0) if stacked else together.sum(axis=0)
 
     costs = [one.gradients for _, one in parts]
-    damping = None
+    damping: Callable[[], Any] | None = None
     if not stacked and all(one.make_damping is not None for _, one in parts):
         pairs = [(weight, one.make_damping()) for weight, one in parts if one.make_damping is not None]
         composite = stack([weight * value for weight, (value, _) in pairs]).sum()
-        damping = partial(_same, (composite, all(quadratic for _, (_, quadratic) in pairs)))
+        damping = partial(tuple, (composite, all(quadratic for _, (_, quadratic) in pairs)))
     return replace(
         first,
         one_step=total(_of_one_step) if not stacked and any(one.one_step for _, one in parts) else None,
@@ -314,10 +304,6 @@ def _bound(down: Downhill, analysis: Analysis, length: float) -> Majorant:
 
 def _of_one_step(certificate: Certificate) -> Magnitude:
     return certificate.smoothness if certificate.one_step is None else certificate.one_step
-
-
-def _same(value: tuple[Magnitude, bool]) -> tuple[Magnitude, bool]:
-    return value
 
 
 def _up(number: Fraction) -> Magnitude:

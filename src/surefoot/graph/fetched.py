@@ -29,7 +29,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from surefoot.graph.placed import Placed, bundled, gathered
+from surefoot.graph.placed import Placed, bundled, gathered, norms
 from surefoot.processes import Processes, ProcessLost
 from surefoot.torch_private import Deferred, Known
 
@@ -83,22 +83,19 @@ class Fetched(dict[str, Tensor]):
 
     def norms(self, parts: Mapping[str, Tensor]) -> dict[str, float]:
         """Of other tensors that lie as the weights do, by path; all processes call this with their parts."""
-        paths = [path for path in self._paths if path in parts]
-        known = self._measured([parts[path] for path in paths], [self._paths.index(path) for path in paths])
-        return {path: one.norm for path, one in zip(paths, known, strict=True)}
+        counts = {
+            path: place.counts for path, place in zip(self._paths, self._places, strict=True) if path in parts
+        }
+        found = norms(self.processes, [parts[path] for path in counts], list(counts.values()))
+        return dict(zip(counts, found, strict=True))
 
-    def _measured(self, parts: Sequence[Tensor], numbers: Sequence[int] | None = None) -> list[Known]:
+    def _measured(self, parts: Sequence[Tensor]) -> list[Known]:
         """Norms and largest entries, of the parts of all processes together."""
-
-        def here(part: Tensor, counts: bool) -> tuple[float, float]:
-            peak = float(part.abs().max()) if part.numel() else 0.0
-            size = float(torch.linalg.vector_norm(part, dtype=torch.float64)) if counts else 0.0
-            return size, math.inf if math.isnan(peak) else peak
-
-        places = self._places if numbers is None else [self._places[number] for number in numbers]
-        pairs = [here(part, place.counts) for part, place in zip(parts, places, strict=True)]
-        each = zip(*self.processes.gathered(lambda: pairs), strict=True)
-        return [Known(math.hypot(*sizes), max(peaks)) for sizes, peaks in (zip(*one, strict=True) for one in each)]
+        peaks = [float(part.abs().max()) if part.numel() else 0.0 for part in parts]
+        mine = torch.tensor(peaks, dtype=torch.float64, device=parts[0].device).nan_to_num(math.inf, math.inf)
+        largest = self.processes.beside([mine], len(mine)).amax(0)
+        sizes = norms(self.processes, parts, [place.counts for place in self._places])
+        return [Known(size, peak) for size, peak in zip(sizes, largest.tolist(), strict=True)]
 
     def along(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Other tensors of the same shapes, of which these are the parts here: directions, to be read together

@@ -52,7 +52,3 @@ class HeldParts(Sharded):
 
     def write(self) -> None:
         """Nothing: the parts are those of the model."""
-
-    def copies(self) -> frozenset[str]:
-        """The paths of weights of which another process has the same part, which counts in sums."""
-        return frozenset(path for path, place in self.outline.places.items() if not place.counts)

@@ -79,6 +79,13 @@ class Placed:
         return found
 
 
+def norms(processes: Processes, parts: Sequence[Tensor], counts: Sequence[bool]) -> list[float]:
+    """The norms of tensors of which these are the parts here, and whether they count; all processes call this."""
+    counted = [part if one else part.new_empty(0) for part, one in zip(parts, counts, strict=True)]
+    mine = torch.stack([torch.linalg.vector_norm(part, dtype=torch.float64) for part in counted])
+    return [math.hypot(*sizes) for sizes in processes.beside([mine], len(mine)).T.tolist()]
+
+
 def bundled(places: Sequence[Placed]) -> list[list[int]]:
     """The numbers of tensors that are gathered together: small ones in order, and each large one by itself."""
     found: list[list[int]] = []

@@ -44,9 +44,8 @@ class Parts(Stream):
 
     def layout(self, weights: Mapping[str, Tensor]) -> Layout:
         """Of vectors."""
-        wholes = tuple(self.parts.outline.places[name].numel for name in weights)
-        copies = self.parts.copies().intersection(weights)
-        return replace(Layout.of(weights), processes=self.valuer.processes, wholes=wholes, copies=copies)
+        places = tuple(self.parts.outline.places[name] for name in weights)
+        return replace(Layout.of(weights), processes=self.valuer.processes, places=places)
 
 
 @dataclass

@@ -6,7 +6,6 @@ are those of whole vectors: sums over the processes in one order, so that they a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from surefoot.graph.nodes import in_double
+from surefoot.graph.placed import Placed, norms
 from surefoot.processes import Processes
 from surefoot.torch_private import joined, parts_of
 
@@ -29,8 +29,7 @@ class Layout:
     Attributes:
         shapes: of what this process has.
         processes: those that have a part each, or ``None``; all of them ask for products at the same time.
-        wholes: how many entries each parameter has, in all parts together; by default those that are here.
-        copies: the names of those of which another process has the same part, which counts.
+        places: how the parameters lie with them.
 
     >>> layout = Layout.of({"weight": torch.ones(2, 2), "bias": torch.zeros(1)})
     >>> vector = layout.pack({"bias": torch.tensor([5.0]), "weight": torch.ones(2, 2)})
@@ -40,8 +39,7 @@ class Layout:
 
     shapes: tuple[tuple[str, torch.Size], ...]
     processes: Processes | None = None
-    wholes: tuple[int, ...] = ()
-    copies: frozenset[str] = frozenset()
+    places: tuple[Placed, ...] = ()
 
     @staticmethod
     def of(tensors: Mapping[str, Tensor]) -> Layout:
@@ -68,7 +66,7 @@ class Layout:
     @property
     def lengths(self) -> tuple[int, ...]:
         """How many entries each parameter has, in all parts together."""
-        return self.wholes or tuple(shape.numel() for _, shape in self.shapes)
+        return tuple(place.numel for place in self.places) or tuple(shape.numel() for _, shape in self.shapes)
 
     def dot(self, first: Tensor, second: Tensor) -> float:
         """The inner product."""
@@ -81,8 +79,9 @@ class Layout:
 
     def norm(self, vector: Tensor) -> float:
         """The Euclidean norm."""
-        here = float(torch.linalg.vector_norm(self.once(vector)))
-        return here if self.processes is None else math.hypot(*self.processes.announced(here, vector.device))
+        if self.processes is None:
+            return float(torch.linalg.vector_norm(vector))
+        return norms(self.processes, [self.once(vector)], [True])[0]
 
     def summed(self, numbers: np.ndarray) -> np.ndarray:
         """Numbers that are sums over entries, as sums over those of all processes."""
@@ -95,6 +94,11 @@ class Layout:
     def once(self, vectors: Tensor) -> Tensor:
         """The same vector, or rows, with zeros where another process has the entries too, and counts them."""
         return vectors.masked_fill(self._copied.to(vectors.device), 0.0) if self.copies else vectors
+
+    @cached_property
+    def copies(self) -> frozenset[str]:
+        """The names of parameters of which another process has the same part, which counts."""
+        return frozenset(name for name, place in zip(self._names, self.places, strict=False) if not place.counts)
 
     @cached_property
     def _copied(self) -> Tensor:

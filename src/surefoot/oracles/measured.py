@@ -77,11 +77,11 @@ def measured(problem: Problem, step: Step, tolerance: float, newton: bool = Fals
             verdict = "solved" if solved else f"not solved to the tolerance {tolerance:.2g}"
             how = status.removeprefix("solved ")
             status = f"{verdict}: measured in double precision the residual is {residual:.2g}; {how}"
-        found = replace(step, residual=residual, solved=solved, status=status)
+        found = replace(step, direction={}, residual=residual, solved=solved, status=status)
         decrease, change = max(-0.5 * (inside + along), 0.0), change.to(problem.output.dtype)
         return replace(found, model_decrease=decrease, output_change=change)
 
-    return problem.led(judged, oracle)
+    return replace(problem.led(judged, oracle), direction=step.direction)
 
 
 def _as_solved(problem: Problem, v: Mapping[str, Tensor], inside: float) -> float | None:

@@ -21,6 +21,7 @@ from surefoot.chain.batched import Batched
 from surefoot.chain.parted import Parted
 from surefoot.errors import ChainError, EvaluationError, SurefootError
 from surefoot.graph.nodes import in_double
+from surefoot.graph.placed import norms
 from surefoot.linear_solve import inner, norm
 from surefoot.objectives import Objective, ObjectiveError, Ridge
 from surefoot.processes import Processes
@@ -98,6 +99,7 @@ class Problem:
         self.parameters = {path: value for path, value in self.point.items() if path not in frozen}
         places = self.parameters if self.outline is None else self.outline.places
         self.size = sum(math.prod(place.shape) for place in places.values())
+        self._counts = [isinstance(place, Tensor) or place.counts for place in places.values()]
         self._check() if processes is None else processes.together(self._check)
         try:
             self.autodiff = self.oracle() if oracle is None else oracle
@@ -124,9 +126,8 @@ class Problem:
         """The sum of numbers, one for each parameter; of the parts of all processes, the same on all of them."""
         if self.outline is None:
             return sum(numbers)
-        places = self.outline.places.values()
-        here = math.fsum(number for number, place in zip(numbers, places, strict=True) if place.counts)
-        return self.outline.processes.total(here, self._device)
+        here = math.fsum(number for number, one in zip(numbers, self._counts, strict=True) if one)
+        return self.outline.processes.total(here, self.output.device)
 
     def dot(self, a: Iterable[Tensor], b: Iterable[Tensor]) -> float:
         """⟨a, b⟩ for one tensor, or part of it, for each parameter; in double precision."""
@@ -134,22 +135,15 @@ class Problem:
 
     def norm(self, direction: Mapping[str, Tensor]) -> float:
         """The norm of a direction, or of a gradient, by path."""
-        norms = [norm(part) for part in direction.values()]
         if self.outline is None:
-            return math.hypot(*norms)
-        places = self.outline.places.values()
-        here = math.hypot(*(size for size, place in zip(norms, places, strict=True) if place.counts))
-        return math.hypot(*self.outline.processes.announced(here, self._device))
+            return math.hypot(*map(norm, direction.values()))
+        return math.hypot(*norms(self.outline.processes, list(direction.values()), self._counts))
 
     def agreed(self, number: float) -> float:
         """A number that all processes have, up to how they round, as process 0 has it; so decisions are one."""
         if self.outline is None:
             return number
-        return float(self.outline.processes.announced(number, self._device)[0])
-
-    @property
-    def _device(self) -> torch.device:
-        return next(iter(self.parameters.values())).device
+        return float(self.outline.processes.announced(number, self.output.device)[0])
 
     def _check(self) -> None:
         """Parameters and inputs are finite, and in a precision for linear solves."""
@@ -184,9 +178,18 @@ class Problem:
         """The step that process 0 finds while the others help, with this oracle or another, on all of them."""
         if self.processes is None or self.outline is not None:
             return solve()
-        step: Step = self.processes.led(solve, lambda word: self.serve(word, oracle), OracleError)
-        here = {path: value.to(self.parameters[path]) for path, value in step.direction.items()}
-        return replace(step, direction=here)
+        direction: dict[str, Tensor] = {}
+
+        def lead() -> tuple[Step, list[str]]:
+            found = solve()
+            direction.update(found.direction)
+            return replace(found, direction={}), list(direction)
+
+        step, paths = self.processes.led(lead, lambda word: self.serve(word, oracle), OracleError)
+        likes = {path: self.parameters[path] for path in paths}
+        here = {p: direction[p].to(like) if direction else torch.empty_like(like) for p, like in likes.items()}
+        self.processes.spread(here.values())
+        return Step(**{**vars(step), "direction": here})
 
     def serve(self, word: Any, oracle: Batched | None = None) -> None:
         """On a process that does not lead: take part in a pass of an oracle, or in a function of the problem."""

@@ -1,0 +1,137 @@
+"""What the page says of weights that lie with several processes, in a group of one, which needs no start."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+import surefoot as sf
+from surefoot.graph import sharded
+from surefoot.graph.placed import Placed, norms
+from surefoot.processes import Processes
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[Any]:
+    distributed.init_process_group(
+        "gloo", store=distributed.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=60)
+    )
+    yield distributed.group.WORLD
+    distributed.destroy_process_group()
+
+
+class Added(nn.Module):
+    """Reads a weight that is computed from two others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 5), nn.Linear(5, 3)
+        self.more = nn.Parameter(torch.randn(3, 5) / 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(x))
+        return nn.functional.linear(hidden, self.last.weight / self.last.weight.norm() + self.more, self.last.bias)
+
+
+class Doubled(torch.autograd.Function):
+    """Has a hand-written backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> Tensor:
+        return 2 * slopes[0]
+
+
+class WithBackward(nn.Linear):
+    """A linear layer behind one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        doubled: Any = Doubled.apply
+        result: Tensor = doubled(super().forward(x))
+        return result
+
+
+def plain() -> nn.Module:
+    torch.manual_seed(0)
+    return Added().double()
+
+
+def data() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    return torch.randn(6, 4).double(), torch.arange(6) % 3
+
+
+def shards(model: nn.Module, group: Any) -> nn.Module:
+    return fully_shard(model, mesh=DeviceMesh.from_group(group, "cpu"))
+
+
+def test_a_weight_that_is_computed_from_others(group: Any) -> None:
+    x, y = data()
+    found = sf.evaluate(shards(plain(), group), x, sf.CrossEntropy(), y, group=group)
+    whole = sf.evaluate(plain(), x, sf.CrossEntropy(y))
+    assert abs(found.value - whole.value) <= found.error + whole.error
+
+
+ORACLES: dict[str, Callable[..., Any]] = {
+    "gradient": sf.oracles.gradient,
+    "primal": lambda *given, **options: sf.oracles.gauss_newton(*given, method="primal", **options),
+    "newton": lambda *given, **options: sf.oracles.newton(*given, method="cg", **options),
+}
+
+
+@pytest.mark.parametrize("name", ORACLES)
+def test_directions_lie_as_the_weights_do_or_are_whole(group: Any, name: str) -> None:
+    """DTensors where weights are gathered at use; whole tensors of one process on its own data."""
+    x, y = data()
+    model = shards(plain(), group)
+    oracle, chain, loss = ORACLES[name], sf.Chain(model, x), sf.CrossEntropy(y)
+    expected = oracle(sf.Chain(plain(), x), loss, kappa=5.0).direction
+    lying, whole = (oracle(chain, loss, kappa=5.0, **given).direction for given in ({"group": group}, {}))
+    weights = dict(model.named_parameters())
+    for path, value in lying.items():
+        assert isinstance(value, DTensor)
+        assert value.placements == weights[path].placements  # type: ignore[attr-defined]
+        assert torch.allclose(value.full_tensor(), expected[path], rtol=0, atol=1e-8)
+        assert not isinstance(whole[path], DTensor)
+        assert torch.allclose(whole[path], expected[path], rtol=0, atol=1e-8)
+
+
+def test_a_mesh_of_two_dimensions_without_a_group_gathers_all(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = data()
+    gathered: list[int] = []
+    full = sharded._full
+    monkeypatch.setattr(sharded, "_full", lambda value: gathered.append(value.numel()) or full(value))
+    mesh = DeviceMesh("cpu", torch.zeros(1, 1, dtype=torch.int), mesh_dim_names=("copies", "parts"))
+    model = fully_shard(plain(), mesh=mesh)
+    value = sf.evaluate(model, x, sf.CrossEntropy(y))
+    assert sum(gathered) == sum(parameter.numel() for parameter in plain().parameters())
+    assert value.value == pytest.approx(sf.evaluate(plain(), x, sf.CrossEntropy(y)).value, abs=1e-12)
+
+
+def test_a_hand_written_backward_is_refused(group: Any) -> None:
+    torch.manual_seed(0)
+    model, (x, y) = WithBackward(4, 3).double(), data()
+    assert sf.evaluate(copy.deepcopy(model), x, sf.CrossEntropy(y)).error < 1e-12
+    with pytest.raises(sf.errors.SurefootError, match="backward of 'Doubled'"):
+        sf.evaluate(shards(model, group), x, sf.CrossEntropy(y), group=group)
+
+
+def test_norms_of_parts(group: Any) -> None:
+    """Those that do not count or have no entries add nothing; squares may overflow in single precision."""
+    processes, mesh = Processes(group), DeviceMesh.from_group(group, "cpu")
+    place = Placed(distribute_tensor(torch.ones(2, 2), mesh), processes)
+    assert place.counts
+    parts = [torch.tensor([3.0, 4.0]), torch.ones(7), torch.empty(0), torch.tensor([3e30, 4e30])]
+    assert norms(processes, parts, [True, False, True, True]) == pytest.approx([5.0, 0.0, 0.0, 5e30], rel=1e-6)
