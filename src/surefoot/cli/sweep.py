@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from functools import cached_property
 from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,12 @@ class Job:
         weights = self.request.weights
         return self.model if weights is None else f"{self.model} {weights}"
 
-    @property
+    @cached_property
     def key(self) -> str:
-        """A hash of the model, the options and the present content of the file of weights."""
-        weights = self.request.weights
-        held = weights.read_bytes() if weights is not None and weights.is_file() else b""
-        return hashlib.sha256(f"{self.model}{self.request}".encode() + held).hexdigest()[:16]
+        """A hash of the model, the options and the present contents of the files they name."""
+        files = (Path(part) for part in (self.model, self.request.data, self.request.weights) if part is not None)
+        contents = b"".join(file.read_bytes() for file in files if file.is_file())
+        return hashlib.sha256(f"{self.model}{self.request}".encode() + contents).hexdigest()[:16]
 
 
 @dataclass(frozen=True)

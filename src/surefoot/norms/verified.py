@@ -36,7 +36,8 @@ def symmetric_norm(matrix: Tensor) -> float:
 
     V are approximate eigenvectors, found by subspace iteration that nobody needs to trust; the Frobenius norm of
     what is left of a second derivative is soon below its largest eigenvalue. Sums of n products of the entries of
-    two matrices are off by at most :math:`\gamma_n` times their Frobenius norms.
+    two matrices are off by at most :math:`\gamma_n` times their Frobenius norms. The entries of S are rounded
+    twice, which moves its norm by at most :math:`4u\|S\|_F`; the terms for round-off in E and R are larger.
     """
     size = len(matrix)
     for start in range(0, size, _STRIP):  # half a sum with the transpose, in place
@@ -53,7 +54,7 @@ def symmetric_norm(matrix: Tensor) -> float:
         best = min(best, bound)
         if count == size or best < 1.01 * least:
             return up(best * scale, 16)
-    best = min(best, spectral_norm(matrix))
+    best = min(best, spectral_norm(matrix) + 2.0**-51 * frobenius_norm(matrix))
     return up(best * scale, 16)
 
 
