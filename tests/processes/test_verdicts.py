@@ -19,7 +19,7 @@ from surefoot.calculus.analysis import Analysis
 from surefoot.norms.blocked import Symmetric
 from surefoot.norms.verified import smallest_eigenvalue
 from surefoot.theorems import convex
-from surefoot.theorems.bending import bending
+from surefoot.theorems.bending import Here, layered_bending
 from surefoot.theorems.hessian import Written
 from surefoot.theorems.layered import read_layers
 from surefoot.theorems.pieces import Pieces
@@ -230,7 +230,7 @@ def test_gram_matrix_and_bending_of_pieces() -> None:
         assert bool((found.error.tril(start) <= 4 * other.error.tril(start) + 1e-14).all())
     assert smallest_eigenvalue(gram) == pytest.approx(smallest_eigenvalue(expected), abs=1e-9)
     for radius in (0.0, 0.1):
-        found, other = bending(None, pieces, radius), bending(None, whole, radius)
+        found, other = layered_bending(pieces, radius), layered_bending(Here(lambda: [whole]), radius)
         assert found.constant == pytest.approx(other.constant, rel=1e-10)
         assert found.variation == pytest.approx(other.variation, rel=1e-8)
 

@@ -124,7 +124,7 @@ class Interpolation:
             return max(above(left), 0.0), min(far, self.residual) if not steps else far
 
     def iterations(self, eps: float) -> int:
-        """How many steps make the objective at most eps."""
+        """The number of steps after which the objective is at most eps."""
         for steps in range(_MOST_STEPS):
             residual = arb(self.after(steps)[1])
             if proved(arb(self.weight) / 2 * square(residual) <= arb(eps)):
@@ -222,7 +222,7 @@ class StronglyConvex:
 
     @property
     def rate(self) -> float:
-        """What one step multiplies the distance to the minimum by, at most."""
+        """The factor by which one step multiplies the distance to the minimum, at most."""
         if not self.convexity > 0:
             return math.inf
         m = arb(self.convexity)
@@ -235,9 +235,7 @@ class StronglyConvex:
         return min(straight, self._contracted(self.decrease) / 2)
 
     def iterations(self, eps: float) -> int:
-        """How many steps bring the objective within eps of its minimum, as :math:`F - F^* \\le \\frac L2\\|u -
-        u^*\\|^2`.
-        """
+        """The number of steps to within eps of the minimum, as :math:`F - F^* \\le \\frac L2\\|u - u^*\\|^2`."""
         if self.gap <= eps:
             return 0
         start = above(arb(self.smoothness) / 2 * square(arb(self.distance)))
@@ -266,6 +264,5 @@ class NothingHere:
     @property
     def holds(self) -> bool:
         """Whether the hypothesis is verified."""
-        return math.isfinite(self.smoothness) and proved(
-            arb(self.gradient) > arb(self.smoothness) * arb(self.radius)
-        )
+        farthest = arb(self.smoothness) * arb(self.radius)
+        return math.isfinite(self.smoothness) and proved(arb(self.gradient) > farthest)
