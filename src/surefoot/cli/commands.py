@@ -119,11 +119,7 @@ def certify(
 @app.command()
 @guarded
 def compare(
-    models: o.Models,
-    request: o.Request,
-    sweep: o.Sweep,
-    json: o.Json = False,
-    report: o.Report = None,
+    models: o.Models, request: o.Request, sweep: o.Sweep, json: o.Json = False, report: o.Report = None
 ) -> Outcome:
     """Certify several models, variants or checkpoints of one, and put the constants side by side.
 

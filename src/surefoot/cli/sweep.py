@@ -138,7 +138,7 @@ class Lines:
     """A file with one line of JSON for each job; ``resume`` keeps its lines, except for failures."""
 
     def __init__(self, path: Path | None, resume: bool) -> None:
-        self.path, self.known = path, dict[str, dict[str, Any]]()
+        self.path, self.kept = path, dict[str, dict[str, Any]]()
         if path is None:
             return
         if resume and path.is_file():
@@ -148,15 +148,15 @@ class Lines:
                 except json.JSONDecodeError:  # the run ended while it was written
                     continue
                 if isinstance(line, dict) and "certificates" in line:
-                    self.known[line.get("key", "")] = line
-        kept = "".join(f"{output.encoded(line)}\n" for line in self.known.values())
+                    self.kept[line.get("key", "")] = line
+        text = "".join(f"{output.encoded(line)}\n" for line in self.kept.values())
         if path.is_file() or not path.exists():  # no pipe, no device
             with writing(path, "--log"):
-                written(path, kept)
+                written(path, text)
 
     def earlier(self, job: Job) -> Certified | None:
         """The result of an earlier run, if there is one."""
-        line = self.known.get(job.key)
+        line = self.kept.get(job.key)
         if line is None:
             return None
         read = {kind: Certificate.from_dict(each) for kind, each in line["certificates"].items()}
