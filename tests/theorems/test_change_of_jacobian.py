@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import surefoot as sf
 from surefoot.calculus.analysis import Analysis
 from surefoot.theorems.bending import Bending, Here, bending, layered_bending
 from surefoot.theorems.layered import read_layers
+from surefoot.theorems.linear import jacobian_rows
 from surefoot.theorems.relative import relative_bending
-from surefoot.theorems.samples import single_samples
+from surefoot.theorems.samples import outputs_of_samples, single_samples
 from theorems.small_networks import data, perceptron
 
 CASES = [
@@ -198,3 +200,37 @@ def test_samples_that_interact_are_not_taken_apart() -> None:
     x = torch.randn(6, 1, 4, 4, dtype=torch.float64)
     assert not single_samples(Analysis.of(convolution(nn.BatchNorm2d), x))
     assert not single_samples(Analysis.of(Scaled(), x))
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        pytest.param(lambda x: x[:, : len(x)].sum(1, keepdim=True), id="slice"),
+        pytest.param(lambda x: x[:, len(x)].unsqueeze(1), id="index"),
+        pytest.param(lambda x: x[:, len(x) : len(x) + 1], id="window"),
+        pytest.param(lambda x: x.roll(len(x), 1)[:, :1], id="roll"),
+    ],
+)
+def test_samples_are_not_taken_apart_if_the_batch_size_says_what_is_read(
+    chosen: Callable[[Tensor], Tensor],
+) -> None:
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = perceptron(1, 6, 1), nn.Linear(1, 1).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.inner(chosen(x)) + self.outer(chosen(x))
+            return result
+
+    torch.manual_seed(0)
+    model, x = Residual(), torch.randn(4, 9, dtype=torch.float64)
+    analysis = Analysis.of(model, x)
+    assert not single_samples(analysis)
+    rows = jacobian_rows(analysis, outputs_of_samples(analysis)).part(0, 4).flat()[0]
+    function, centre = flat_outputs(model, x)
+    torch.testing.assert_close(rows, torch.autograd.functional.jacobian(function, centre))
+    y = torch.zeros(4, 1, dtype=torch.float64)
+    verdict = sf.convergence(model, x, sf.Square(y), method="stochastic", batch_size=2)
+    assert not verdict.proved
+    assert "no batch can be drawn" in verdict.advice[0]

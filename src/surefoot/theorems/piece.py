@@ -25,14 +25,13 @@ from surefoot.domains import Ball
 from surefoot.magnitude import Magnitude
 from surefoot.norms import frobenius_norm
 from surefoot.objectives import Objective
-from surefoot.operations.common import separate
 from surefoot.scalar import Rounded
 from surefoot.theorems.affine import Affine
 from surefoot.theorems.bending import Bending, bending
 from surefoot.theorems.hessian import LossDerivatives, Written, loss_derivatives, unit_bends
 from surefoot.theorems.layered import Layered, read_layers
 from surefoot.theorems.linear import Along, Jacobian, jacobian_rows, normal_matrix
-from surefoot.theorems.samples import Single, outputs_of_samples, single_samples
+from surefoot.theorems.samples import Single, first_alone, outputs_of_samples, single_samples
 from surefoot.valuation.streamed import weight_of
 
 
@@ -45,7 +44,6 @@ class Told:
     shape: tuple[int, ...]  # the shape of the outputs of a sample
     targets: Tensor  # the targets of the batch
     weight: Fraction  # the divisor of the mean over the batch
-    count: int | None  # the number of samples; ``None`` if they interact or are not the rows of one tensor
 
 
 class Piece:
@@ -123,16 +121,16 @@ class Piece:
             whole, options = self.whole.reading.graph, self.objective.options
             weight = weight_of(whole, options, self._targets) if is_mean else Fraction(1)
         shape = graph.specs(graph.outputs[0])[0].shape[1:]
-        return Told(self.outputs.value, self._off, shape, self._targets, weight, self._count)
+        return Told(self.outputs.value, self._off, shape, self._targets, weight)
 
-    @property
-    def _count(self) -> int | None:
-        if self.layered is not None:
-            return self.layered.count
-        graph, x = self.network.reading.graph, self.network.x
-        if not isinstance(x, Tensor) or len(graph.inputs) != 1 or self._values.shape[:1] != x.shape[:1]:
-            return None
-        return len(x) if separate(graph, graph.nodes, [graph.inputs[0].name], len(x)) else None
+    def count(self) -> int | None:
+        """The number of samples; ``None`` if they interact, are not the rows of one tensor, or if a sample by
+        itself is treated differently.
+        """
+        x = self.network.x
+        if isinstance(x, Tensor) and x.shape[:1] == self._values.shape[:1] == (1,):
+            return 1
+        return None if first_alone(self.network) is None else len(self._values)
 
     @cached_property
     def _samples(self) -> tuple[Single, ...]:

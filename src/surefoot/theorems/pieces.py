@@ -252,9 +252,9 @@ class Pieces:
 
     @property
     def count(self) -> int | None:
-        """The number of samples; ``None`` if they interact or are not the rows of one tensor."""
-        counts = [one.count for one in self._told if one.count is not None]
-        return sum(counts) if len(counts) == len(self._told) else None
+        """The number of samples; ``None`` if no batch can be drawn of them."""
+        counts = self.each("count")
+        return None if None in counts else sum(counts)
 
     def share(self) -> None:
         """Tell every batch its share of the objective."""
@@ -387,13 +387,19 @@ class Pieces:
         return certify_proved(self.model, self._only.network.x, objective=self._only.objective)
 
     def joined(self) -> Layered | None:
-        """The network layer by layer on all samples, whose batches are joined on process 0."""
+        """The network layer by layer on all samples, whose batches are joined on process 0; ``None`` if its layers
+        read other numbers then.
+        """
         if self._only is not None and self.processes is None:
             return self._only.layered
-        return read_layers(Analysis.of(self.model, Batches(self._ask(self._inputs)).joined()[0]))
+        x, inputs = Batches(self._ask(self._inputs)).joined()
+        layered = read_layers(Analysis.of(self.model, x))
+        return layered if layered is not None and torch.equal(layered.inputs, inputs) else None
 
     def _inputs(self) -> list[Any]:
-        return self._gathered(lambda: [(x, y) for _, x, y in self.batches])
+        """For each batch the input of the network and that of its first layer."""
+        pairs = ((piece.network.x, piece.layered) for _, piece in self._pieces())
+        return self._gathered(lambda: [(x, layered.inputs) for x, layered in pairs if layered is not None])
 
 
 _SERVED = ("_each", "_summed", "_share", "_columns", "_bent", "_norms", "_inputs")

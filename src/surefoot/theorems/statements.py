@@ -153,9 +153,9 @@ class StronglyConvex:
     - v\|^2`, which with :math:`v = u_0`, :math:`u = u^*` gives the distance. Strong convexity at :math:`u_0`,
     minimised over the other point, gives the gap. :math:`B(u^*, \|u_0 - u^*\|)` is in the ball if :math:`\rho \ge
     2g/m`. There :math:`\nabla F(u_k) = \bar H(u_k - u^*)` with :math:`\bar H` the mean of the Hessian on the
-    segment: :math:`\|I - \bar H/L\| \le 1 - m/L`, and for Newton :math:`u_{k+1} - u^* = H_k^{-1}(H_k - \bar
-    H)(u_k - u^*)` with :math:`\|H_k - \bar H\| \le 2V`. Both factors are below one, so the steps stay in that
-    ball.
+    segment: :math:`\|I - \gamma\bar H\| \le 1 - \gamma m` for steps :math:`\gamma \le 1/L`, and for Newton
+    :math:`u_{k+1} - u^* = H_k^{-1}(H_k - \bar H)(u_k - u^*)` with :math:`\|H_k - \bar H\| \le 2V`. Both factors
+    are below one, so the steps stay in that ball.
 
     As eigenvalues move by at most the norm of a change, m may be :math:`\lambda_{\min}(\nabla^2F(u_0)) - V`.
 
@@ -226,7 +226,7 @@ class StronglyConvex:
         if not self.convexity > 0:
             return math.inf
         m = arb(self.convexity)
-        return above(2 * arb(self.variation) / m if self.newton else 1 - m / arb(self.smoothness))
+        return above(2 * arb(self.variation) / m if self.newton else 1 - m * arb(self.step_size))
 
     @property
     def gap(self) -> float:
