@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from benchmarks.convergence import digits, from_sklearn, gauss_newton, perceptron, small_convolution
 from surefoot.calculus.analysis import Analysis
-from surefoot.theorems.bending import bending
+from surefoot.theorems.bending import Here, bending, layered_bending
 from surefoot.theorems.layered import read_layers
 from surefoot.theorems.samples import single_samples
 
@@ -85,8 +85,9 @@ def measured(case: Case) -> tuple[float, float]:
         gauss_newton(model, x, y)
     analysis = Analysis.of(model, x)
     layered = read_layers(analysis)
-    samples = single_samples(analysis) if layered is None else ()
-    return attained(model, x), bending(analysis, layered, RADIUS, samples).constant
+    if layered is None:
+        return attained(model, x), bending(analysis, RADIUS, single_samples(analysis)).constant
+    return attained(model, x), layered_bending(Here(lambda: [layered]), RADIUS).constant
 
 
 def attained(model: nn.Module, x: Tensor, starts: int = 3) -> float:

@@ -46,6 +46,11 @@ class Dropping(Net):
         return nn.functional.dropout(super().forward(x), 0.5, self.training)
 
 
+class Adding(Net):
+    def forward(self, x, y):
+        return super().forward(x) + self.b.weight.sum() * y
+
+
 class Broken(Net):
     def __init__(self):
         raise RuntimeError("no such wheel")

@@ -179,6 +179,13 @@ def test_compare_with_a_search_has_a_column_for_what_it_found(surefoot):
     assert f"≤ {lines[3].split()[4]}" in alone.stdout
 
 
+def test_a_search_keeps_within_the_norm_of_several_inputs(surefoot, here):
+    found = surefoot(
+        "certify", "mine:Adding", "--input", "8,4", "--input", "8,3", "--input-norm", "0.01", "--estimate"
+    )
+    assert found.exit_code == 0, found.stderr
+
+
 def test_a_report_is_written(surefoot, here):
     found = surefoot("compare", "mlp", "mlp@activation=tanh", "--report", "page.html")
     assert found.exit_code == 0

@@ -78,6 +78,19 @@ def test_a_sweep_goes_on_where_it_stopped(surefoot, here, monkeypatch):
     assert surefoot("compare", MODEL, "--resume").exit_code == 2
 
 
+def test_a_sweep_does_not_go_on_with_other_data(surefoot, here):
+    asked = ("compare", MODEL, "--data", "data.pt", "--log", "rows.jsonl", "--json")
+    found = []
+    for size in (1.0, 5.0):
+        torch.save({"x": torch.full((4, 3), size)}, here / "data.pt")
+        found.append([surefoot(*asked), surefoot(*asked, "--resume")])
+    assert all(each.exit_code == 0 for pair in found for each in pair)
+    (first, same), (other, last) = ([json.loads(each.stdout)["models"] for each in pair] for pair in found)
+    assert first == same != other == last
+    torch.save({"x": torch.ones(4, 3)}, here / "data.pt")
+    assert json.loads(surefoot(*asked, "--resume").stdout)["models"] == first
+
+
 def test_weights_stand_behind_a_model(surefoot, here):
     files = checkpoints(here)
     assert "name the model before it" in surefoot("compare", *files).stderr

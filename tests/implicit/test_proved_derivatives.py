@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import mpmath as mp
@@ -85,6 +86,21 @@ def test_what_is_not_made_of_operations_with_rules_is_refused(constants: Constan
         sf.certify(odd, x, objective=Total(), domain=sf.Ball(0.1))
     with pytest.raises(UnsupportedOperation, match="cannot be proved"):
         sf.evaluate(odd, x, Total())
+
+
+@pytest.mark.parametrize("constants", [Constants(1.0, 3.0, 1.0), Constants(1.0)], ids=["declared", "derived"])
+def test_a_softplus_that_jumps_is_refused(constants: Constants) -> None:
+    def zeta(x: torch.Tensor, beta: torch.Tensor, threshold: float) -> torch.Tensor:
+        return torch.nn.functional.softplus(beta + x, threshold=threshold).sum() + 0.5 * beta.square().sum()
+
+    x = torch.tensor([[-2.0]], dtype=D)
+    for threshold in (20.0, 0.5):
+        layer = ArgMin(partial(zeta, threshold=threshold), 1, constants=constants)
+        if threshold == 20.0:
+            assert sf.certify(layer, x, wrt="input", domain=sf.Ball(0.1)).smoothness.is_finite
+        else:
+            with pytest.raises(UnsupportedOperation, match="soft-plus jumps at its threshold"):
+                sf.certify(layer, x, wrt="input", domain=sf.Ball(0.1))
 
 
 def test_an_evaluation_knows_how_far_the_solver_is_off() -> None:

@@ -40,6 +40,12 @@ def epoch(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor) -> None:
         optimizer.step()
 
 
+def test_without_an_optimizer_nothing_would_go_back() -> None:
+    model, x, y = problem()
+    with pytest.raises(IntegrationError, match="none was given"):
+        Keeper(model, [], [(x, y)], sf.CrossEntropy())
+
+
 def test_the_values_that_are_kept_go_down_whatever_trains() -> None:
     model, x, y = problem()
     adam = torch.optim.Adam(model.parameters(), lr=0.5)  # far too long: some epochs go up

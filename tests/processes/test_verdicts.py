@@ -19,7 +19,7 @@ from surefoot.calculus.analysis import Analysis
 from surefoot.norms.blocked import Symmetric
 from surefoot.norms.verified import smallest_eigenvalue
 from surefoot.theorems import convex
-from surefoot.theorems.bending import bending
+from surefoot.theorems.bending import Here, layered_bending
 from surefoot.theorems.hessian import Written
 from surefoot.theorems.layered import read_layers
 from surefoot.theorems.pieces import Pieces
@@ -230,9 +230,28 @@ def test_gram_matrix_and_bending_of_pieces() -> None:
         assert bool((found.error.tril(start) <= 4 * other.error.tril(start) + 1e-14).all())
     assert smallest_eigenvalue(gram) == pytest.approx(smallest_eigenvalue(expected), abs=1e-9)
     for radius in (0.0, 0.1):
-        found, other = bending(None, pieces, radius), bending(None, whole, radius)
+        found, other = layered_bending(pieces, radius), layered_bending(Here(lambda: [whole]), radius)
         assert found.constant == pytest.approx(other.constant, rel=1e-10)
         assert found.variation == pytest.approx(other.variation, rel=1e-8)
+
+
+def test_batches_are_not_joined_if_layers_would_read_other_numbers() -> None:
+    class Column(nn.Module):
+        def __init__(self, fixed: bool) -> None:
+            super().__init__()
+            self.inner, self.fixed = nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 1)).double(), fixed
+
+        def forward(self, x: Tensor) -> Tensor:
+            start = 1 if self.fixed else len(x) - 1
+            result: Tensor = self.inner(x[:, start : start + 1])
+            return result
+
+    x, y = torch.randn(6, 8, dtype=torch.float64), torch.zeros(6, 1, dtype=torch.float64)
+    batches = list(zip(x.split(2), y.split(2), strict=True))
+    for fixed in (True, False):
+        pieces = Pieces(Column(fixed), Batches(batches, ordered=True), sf.Square(), None)
+        assert pieces.is_layered
+        assert (pieces.joined() is not None) == fixed
 
 
 def test_batches_of_all_samples_are_never_together(monkeypatch: pytest.MonkeyPatch) -> None:

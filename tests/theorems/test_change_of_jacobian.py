@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import surefoot as sf
 from surefoot.calculus.analysis import Analysis
-from surefoot.theorems.bending import bending
+from surefoot.theorems.bending import Bending, Here, bending, layered_bending
 from surefoot.theorems.layered import read_layers
+from surefoot.theorems.linear import jacobian_rows
 from surefoot.theorems.relative import relative_bending
-from surefoot.theorems.samples import single_samples
+from surefoot.theorems.samples import outputs_of_samples, single_samples
 from theorems.small_networks import data, perceptron
 
 CASES = [
@@ -32,6 +34,12 @@ def network(sizes: tuple[int, ...], activation: type[nn.Module]) -> nn.Sequentia
         return perceptron(*sizes, activation=activation)
     model = perceptron(*sizes[:-1], activation=nn.Tanh)
     return nn.Sequential(*model, nn.Softplus())
+
+
+def of_layers(analysis: Analysis, radius: float) -> Bending:
+    layered = read_layers(analysis)
+    assert layered is not None
+    return layered_bending(Here(lambda: [layered]), radius)
 
 
 def flat_outputs(model: nn.Module, x: Tensor) -> tuple[Callable[[Tensor], Tensor], Tensor]:
@@ -73,8 +81,7 @@ def test_no_point_of_the_ball_bends_more(
     model = network(sizes, activation)
     x, _ = data(count, sizes[0], sizes[-1])
     analysis = Analysis.of(model, x)
-    layered = read_layers(analysis)
-    bound, general = bending(analysis, layered, radius), bending(analysis, None, radius)
+    bound, general = of_layers(analysis, radius), bending(analysis, radius)
     function, centre = flat_outputs(model, x)
 
     def second(u: Tensor) -> Tensor:
@@ -103,9 +110,7 @@ def test_at_a_small_radius_it_is_within_five_times_the_truth(
     x, _ = data(count, sizes[0], sizes[-1])
     analysis = Analysis.of(model, x)
     function, centre = flat_outputs(model, x)
-    assert bending(analysis, read_layers(analysis), 1e-3).constant <= 5 * largest_second(
-        function, centre, lambda h: h
-    )
+    assert of_layers(analysis, 1e-3).constant <= 5 * largest_second(function, centre, lambda h: h)
 
 
 @pytest.mark.parametrize(("sizes", "activation", "count"), CASES)
@@ -127,10 +132,10 @@ def test_relative_to_the_jacobian_nothing_bends_more(
 def test_frozen_parameters_do_not_count() -> None:
     model = perceptron(3, 6, 1)
     x, _ = data(4, 3, 1)
-    whole = bending(Analysis.of(model, x), read_layers(Analysis.of(model, x)), 0.1).constant
+    whole = of_layers(Analysis.of(model, x), 0.1).constant
     model[0].requires_grad_(False)
     analysis = Analysis.of(model, x)
-    assert bending(analysis, read_layers(analysis), 0.1).constant <= 1e-12 < whole
+    assert bending(analysis, 0.1).constant <= 1e-12 < whole
 
 
 @pytest.mark.parametrize("other", ["batch norm", "tied", "residual", "computed inputs"])
@@ -156,7 +161,7 @@ def test_a_kink_within_reach_is_named() -> None:
     model = perceptron(3, 6, 1, activation=nn.ReLU)
     x, _ = data(4, 3, 1)
     analysis = Analysis.of(model, x)
-    near, far = (bending(analysis, read_layers(analysis), radius) for radius in (1e-9, 10.0))
+    near, far = (of_layers(analysis, radius) for radius in (1e-9, 10.0))
     assert math.isfinite(near.constant)
     assert not near.obstacles
     assert math.isinf(far.constant)
@@ -177,9 +182,9 @@ def test_single_samples_bound_the_batch() -> None:
     assert len(parts) == 6
     function, centre = flat_outputs(model, x)
     attained = largest_second(function, centre, lambda h: h)
-    whole = bending(analysis, None, 1e-3).constant
-    assert attained <= bending(analysis, None, 1e-3, parts).constant * (1 + 1e-9) < 0.7 * whole
-    assert bending(analysis, None, 1e-3, parts).constant <= 10 * attained
+    whole = bending(analysis, 1e-3).constant
+    assert attained <= bending(analysis, 1e-3, parts).constant * (1 + 1e-9) < 0.7 * whole
+    assert bending(analysis, 1e-3, parts).constant <= 10 * attained
 
 
 def test_samples_that_interact_are_not_taken_apart() -> None:
@@ -195,3 +200,37 @@ def test_samples_that_interact_are_not_taken_apart() -> None:
     x = torch.randn(6, 1, 4, 4, dtype=torch.float64)
     assert not single_samples(Analysis.of(convolution(nn.BatchNorm2d), x))
     assert not single_samples(Analysis.of(Scaled(), x))
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        pytest.param(lambda x: x[:, : len(x)].sum(1, keepdim=True), id="slice"),
+        pytest.param(lambda x: x[:, len(x)].unsqueeze(1), id="index"),
+        pytest.param(lambda x: x[:, len(x) : len(x) + 1], id="window"),
+        pytest.param(lambda x: x.roll(len(x), 1)[:, :1], id="roll"),
+    ],
+)
+def test_samples_are_not_taken_apart_if_the_batch_size_says_what_is_read(
+    chosen: Callable[[Tensor], Tensor],
+) -> None:
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = perceptron(1, 6, 1), nn.Linear(1, 1).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.inner(chosen(x)) + self.outer(chosen(x))
+            return result
+
+    torch.manual_seed(0)
+    model, x = Residual(), torch.randn(4, 9, dtype=torch.float64)
+    analysis = Analysis.of(model, x)
+    assert not single_samples(analysis)
+    rows = jacobian_rows(analysis, outputs_of_samples(analysis)).part(0, 4).flat()[0]
+    function, centre = flat_outputs(model, x)
+    torch.testing.assert_close(rows, torch.autograd.functional.jacobian(function, centre))
+    y = torch.zeros(4, 1, dtype=torch.float64)
+    verdict = sf.convergence(model, x, sf.Square(y), method="stochastic", batch_size=2)
+    assert not verdict.proved
+    assert "no batch can be drawn" in verdict.advice[0]

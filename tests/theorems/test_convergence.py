@@ -9,7 +9,7 @@ import flint
 import pytest
 import torch
 from flint import arb, arb_mat
-from torch import nn
+from torch import Tensor, nn
 
 import surefoot as sf
 from judges.exact import stored
@@ -327,3 +327,23 @@ def test_the_weights_are_left_alone() -> None:
     for method in ("gauss_newton", "gradient", "newton"):
         sf.convergence(model, x, sf.Square(y), method=method)  # type: ignore[arg-type]
     assert torch.equal(before, torch.nn.utils.parameters_to_vector(model.parameters()))
+
+
+def test_nothing_is_proved_if_the_batch_size_makes_samples_equal() -> None:
+    class Third(nn.Module):
+        """It reads the column whose number is that of the samples, which is the same for all of them."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = perceptron(1, 16, 1), nn.Linear(1, 1).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            column = x[:, len(x) - 1 : len(x)]
+            result: Tensor = self.inner(column) + self.outer(column)
+            return result
+
+    torch.manual_seed(0)
+    model, x = Third(), torch.randn(3, 5, dtype=torch.float64)
+    x[:, 2] = 1.0
+    y = model(x).detach() + 1e-6 * torch.tensor([[1.0], [-1.0], [0.0]], dtype=torch.float64)
+    assert not sf.convergence(model, x, sf.Square(y)).proved  # equal inputs, other targets

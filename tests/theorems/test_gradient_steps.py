@@ -24,7 +24,7 @@ from surefoot.theorems import (
     Profile,
     StochasticDescent,
 )
-from surefoot.theorems.bending import bending
+from surefoot.theorems.bending import Here, bending, layered_bending
 from surefoot.theorems.layered import read_layers
 from surefoot.theorems.linear import jacobian_rows
 from surefoot.theorems.pieces import Pieces
@@ -293,7 +293,8 @@ def test_numbers_in_the_weighted_norm_bound_those_of_the_scaled_jacobian(sizes: 
     u = nn.utils.parameters_to_vector(model.parameters()).detach()
     generator = torch.Generator().manual_seed(0)
     for radius in (0.0, 0.3):
-        bounds = [bending(analysis, read, radius, weights=weights).constant for read in (layered, None)]
+        by_layers = layered_bending(Here(lambda: [layered]), radius, weights)
+        bounds = [by_layers.constant, bending(analysis, radius, weights=weights).constant]
         step = torch.randn(len(u), dtype=torch.float64, generator=generator)
         there = u + radius * step / step.norm() / roots
         for _ in range(20):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+from fractions import Fraction
 
 import flint
 import pytest
@@ -295,3 +297,12 @@ def test_a_solution_is_not_longer_than_is_said(seed: int) -> None:
     other = matrix + 1e-3 * lowest * torch.eye(6, dtype=torch.float64)
     shifted = right + 1e-3 * torch.nn.functional.normalize(torch.randn(6, dtype=torch.float64), dim=0)
     assert float(torch.linalg.solve(other, shifted).norm()) <= moved[0]
+
+
+def test_the_rate_is_that_of_the_step_size_as_it_is_rounded() -> None:
+    generator = random.Random(0)
+    for _ in range(200):
+        convexity = generator.uniform(0.1, 1.0)
+        smoothness = convexity * generator.uniform(1.0, 5.0)
+        theorem = StronglyConvex(convexity, smoothness, variation=0.0, gradient=0.0, radius=1.0, newton=False)
+        assert Fraction(theorem.rate) >= 1 - Fraction(theorem.step_size) * Fraction(convexity)

@@ -108,11 +108,8 @@ def case(name: str, request: Request, data: Dataset | None = None) -> Case:
     device = None if request.device is None else device_named(request.device)
     if device is not None and not meta:
         model, x = model.to(device), mapped(x, lambda tensor: tensor.to(device))
-        data = (
-            None
-            if data is None
-            else replace(data, x=data.x.to(device), y=mapped(data.y, lambda tensor: tensor.to(device)))
-        )
+        if data is not None:
+            data = replace(data, x=data.x.to(device), y=mapped(data.y, lambda tensor: tensor.to(device)))
     if data is not None:
         data = suited(model, data.to(real_dtype(model)))
         x = data.x

@@ -108,11 +108,11 @@ def _show(
     needed: dict[str, str | None], extras: dict[str, str | None], machine: dict[str, Any], check: dict[str, Any]
 ) -> None:
     rows = [("surefoot", __version__, ""), ("python", platform.python_version(), platform.platform())]
-    rows += [(package, found or "MISSING", "needed") for package, found in needed.items()]
-    rows += [(package, found or "–", f"for {_EXTRAS[package]}") for package, found in extras.items()]
+    rows += [(package, installed or "MISSING", "needed") for package, installed in needed.items()]
+    rows += [(package, installed or "–", f"for {_EXTRAS[package]}") for package, installed in extras.items()]
     rows += [(name, str(value), "") for name, value in machine.items()]
     output.table(("what", "found", ""), rows, left=3)
-    wanted = [package for package, found in extras.items() if found is None]
+    wanted = [package for package, installed in extras.items() if installed is None]
     if wanted:
         output.result(f"\nFor what is missing: pip install {' '.join(wanted)}")
     output.result(f"\nSelf-check {'passed' if check['passed'] else 'FAILED'}: {check['said']}")

@@ -192,7 +192,7 @@ class Request(Source):
 
 @dataclass(frozen=True)
 class Sweep:
-    """How ``certify`` and ``compare`` go through many models or checkpoints."""
+    """The options of ``certify`` and ``compare`` for many models or checkpoints."""
 
     workers: Annotated[
         int, _output("N", "How many are certified at the same time, in processes of their own.")
@@ -222,7 +222,7 @@ class Start(Source):
 
 @dataclass(frozen=True)
 class Run:
-    """How ``train`` trains."""
+    """The options of ``train``."""
 
     optimizer: Annotated[
         Literal["certified", "gauss-newton", "newton"],

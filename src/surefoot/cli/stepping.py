@@ -40,14 +40,14 @@ class Trial:
     name: str  # the oracle and its method
     kappa: float  # the weight of the proximal term that was used
     part: float  # the part of the step that was taken: less than 1 if the whole one did not descend enough
-    decrease: float  # of the objective
-    predicted: float  # what the model of the objective said
-    calls: int  # of the automatic-differentiation oracle
+    decrease: float  # the decrease of the objective
+    predicted: float  # the decrease of its model
+    calls: int  # calls of the automatic-differentiation oracle
     counted: float | None  # the cost of these calls, in gradients; ``None`` where the work is not in calls
     at_worst: float | None  # the paper's bound on that; ``None`` where it has none
     time: float  # measured, in gradients
     solved: bool  # whether the model was minimised
-    status: str  # of the solver, in words
+    status: str  # the status of the solver, in words
 
     @property
     def gain_per_gradient(self) -> float:
@@ -56,7 +56,7 @@ class Trial:
 
     @property
     def optimizer(self) -> str:
-        """What ``surefoot train --optimizer`` calls it."""
+        """Its name for ``surefoot train --optimizer``."""
         return _OPTIMIZERS.get(self.name, "gauss-newton")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from surefoot.batches import tensors_of
 from surefoot.cli import output
 from surefoot.cli.guard import UsageError
 from surefoot.data import Dataset, read_tensors
@@ -86,10 +88,11 @@ def in_evaluation(model: nn.Module) -> Iterator[None]:
 
 
 def scaled(x: Any, norm: float) -> Any:
-    """A random batch scaled to this norm, or slightly less, so that the norm bounds it."""
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        return x
-    return x * (norm * (1 - 1e-6) / float(torch.linalg.vector_norm(x.double())))
+    """Random inputs scaled together to this norm, or slightly less, so that the norm bounds them."""
+    real = [tensor.double() for tensor in tensors_of(x) if tensor.is_floating_point()]
+    size = math.hypot(*(float(torch.linalg.vector_norm(tensor)) for tensor in real))
+    factor = norm * (1 - 1e-6) / size if size else 1.0
+    return mapped(x, lambda tensor: tensor * factor if tensor.is_floating_point() else tensor)
 
 
 def real_dtype(model: nn.Module) -> torch.dtype:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from functools import cached_property
 from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,12 @@ class Job:
         weights = self.request.weights
         return self.model if weights is None else f"{self.model} {weights}"
 
-    @property
+    @cached_property
     def key(self) -> str:
-        """A hash of the model, the options and the present content of the file of weights."""
-        weights = self.request.weights
-        held = weights.read_bytes() if weights is not None and weights.is_file() else b""
-        return hashlib.sha256(f"{self.model}{self.request}".encode() + held).hexdigest()[:16]
+        """A hash of the model, the options and the present contents of the files they name."""
+        files = (Path(part) for part in (self.model, self.request.data, self.request.weights) if part is not None)
+        contents = b"".join(file.read_bytes() for file in files if file.is_file())
+        return hashlib.sha256(f"{self.model}{self.request}".encode() + contents).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ class Lines:
     """A file with one line of JSON for each job; ``resume`` keeps its lines, except for failures."""
 
     def __init__(self, path: Path | None, resume: bool) -> None:
-        self.path, self.known = path, dict[str, dict[str, Any]]()
+        self.path, self.kept = path, dict[str, dict[str, Any]]()
         if path is None:
             return
         if resume and path.is_file():
@@ -147,15 +148,15 @@ class Lines:
                 except json.JSONDecodeError:  # the run ended while it was written
                     continue
                 if isinstance(line, dict) and "certificates" in line:
-                    self.known[line.get("key", "")] = line
-        kept = "".join(f"{output.encoded(line)}\n" for line in self.known.values())
+                    self.kept[line.get("key", "")] = line
+        text = "".join(f"{output.encoded(line)}\n" for line in self.kept.values())
         if path.is_file() or not path.exists():  # no pipe, no device
             with writing(path, "--log"):
-                written(path, kept)
+                written(path, text)
 
     def earlier(self, job: Job) -> Certified | None:
         """The result of an earlier run, if there is one."""
-        line = self.known.get(job.key)
+        line = self.kept.get(job.key)
         if line is None:
             return None
         read = {kind: Certificate.from_dict(each) for kind, each in line["certificates"].items()}

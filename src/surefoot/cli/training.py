@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,27 +29,17 @@ from surefoot.report.page import written_whole
 from surefoot.report.run import promises
 
 
-@dataclass(frozen=True)
-class RandomParts:
-    """The samples of each step: all of them, or a part of a random order that is new in every pass.
+def samples_of(data: Dataset, size: int | None, seed: int, step: int) -> tuple[Tensor, Tensor | None]:
+    """The samples and targets of a step: all, or a part of a random order that is new in every pass.
 
     A part depends only on the seed and the number of the step, so that a resumed run sees the same parts.
     """
-
-    data: Dataset
-    size: int | None
-    seed: int
-
-    def __call__(self, step: int) -> tuple[Tensor, Tensor | None]:
-        """Samples and targets of a step; no targets where the objective takes none."""
-        x, y = self.data.x, self.data.y
-        if self.size is None or self.size >= len(self.data):
-            return x, y
-        per_pass = math.ceil(len(self.data) / self.size)
-        epoch, part = divmod(step, per_pass)
-        order = torch.randperm(len(self.data), generator=torch.Generator().manual_seed(self.seed + 1 + epoch))
-        chosen = order[part * self.size : (part + 1) * self.size]
-        return x[chosen], None if y is None else y[chosen]
+    if size is None or size >= len(data):
+        return data.x, data.y
+    epoch, part = divmod(step, math.ceil(len(data) / size))
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed + 1 + epoch))
+    chosen = order[part * size : (part + 1) * size]
+    return data.x[chosen], None if data.y is None else data.y[chosen]
 
 
 def check_whole(name: str, model: nn.Module, *parts: Dataset) -> None:
@@ -159,7 +150,7 @@ def train_model(start: Start, run: Run, json: bool, report: Path | None = None) 
     optimizer = make_optimizer(run.optimizer, parts.model, parts.objective, run.damping)
     keep = Keeper(run.checkpoint, run.every, parts.model, optimizer, same)
     done = keep.resumed()
-    batches = RandomParts(parts.train, run.batch, start.seed)
+    batches = partial(samples_of, parts.train, run.batch, start.seed)
     spent = [0.0]  # processor time before each step
 
     def page() -> None:

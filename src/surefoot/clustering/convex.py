@@ -57,14 +57,14 @@ class Fused(Proximity[ConvexClusteringResult]):
         max_iterations: int,
     ) -> None:
         super().__init__()
-        self.edges, self._given, self._search = edges, edges, search
+        self.edges, self._fixed, self._search = edges, edges, search
         self.penalty, self.tolerance, self.max_iterations = penalty, tolerance, max_iterations
         self._dual: Tensor | None = None
 
     @property
     def all_pairs(self) -> bool:
         """Whether all pairs are joined, however many samples there are."""
-        return self._search is None and self._given is None
+        return self._search is None and self._fixed is None
 
     def bind(self, points: Tensor) -> None:
         """Fix the edges, if they are to be searched for."""
@@ -78,7 +78,7 @@ class Fused(Proximity[ConvexClusteringResult]):
     def forget(self) -> None:
         """Drop the last dual variables, and edges that were searched for."""
         super().forget()
-        self._dual, self.edges = None, self._given
+        self._dual, self.edges = None, self._fixed
 
     def nearest(self, outputs: Tensor) -> Nearest[ConvexClusteringResult]:
         """Solve, from the last dual variables."""
@@ -179,7 +179,7 @@ class ConvexClustering(Envelope[ConvexClusteringResult]):
         search = partial(nearest_neighbours, neighbours=positive(neighbours, "neighbours"), bandwidth=bandwidth)
         limit = positive(max_iterations, "max_iterations")
         knn = isinstance(weights, str) and weights == "knn"
-        fused = Fused(_given(weights), search if knn else None, float(penalty), float(tolerance), limit)
+        fused = Fused(_fixed_edges(weights), search if knn else None, float(penalty), float(tolerance), limit)
         super().__init__(fused, reduction)
         self.penalty, self._plain = float(penalty), weights is None and float(penalty) == 1.0
 
@@ -213,7 +213,7 @@ class ConvexClustering(Envelope[ConvexClusteringResult]):
         return ", ".join(filter(None, (f"penalty={self.penalty:g}", super().extra_repr())))
 
 
-def _given(weights: Any) -> Edges | None:
+def _fixed_edges(weights: Any) -> Edges | None:
     """The edges, if they do not depend on the outputs."""
     if isinstance(weights, Edges):
         return weights

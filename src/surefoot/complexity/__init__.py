@@ -3,7 +3,7 @@
 * ``report``: ``cost``, the paper's complexities of a model next to what PyTorch counts, and its table.
 * ``layers``: the cost of one computation of a chain, and of a gradient, a Gauss-Newton and a Newton step.
 * ``counted``: multiplications and memory as PyTorch counts them.
-* ``traffic``: what crosses between processes that have a part of the data each, and how long that takes.
+* ``traffic``: bytes that cross between processes that have a part of the data each, and their time.
 """
 
 from surefoot.complexity.counted import Counted

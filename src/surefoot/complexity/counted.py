@@ -60,13 +60,12 @@ def counted(chain: Chain) -> Counted:
         with _counter() as backward:
             if parameters:
                 oracle.pullback([torch.ones_like(value) for value in values])
-    owned, given = _storages(parameters.values()), _storages([*inputs, *constants])
-    held = _storages(saved)
+    owned, fixed, held = map(_storages, (parameters.values(), [*inputs, *constants], saved))
     return Counted(
         forward=forward.get_total_flops() // 2,
         backward=backward.get_total_flops() // 2,
-        held_bytes=sum(size for key, size in held.items() if key not in owned and key not in given),
-        held_input_bytes=sum(size for key, size in held.items() if key in given),
+        held_bytes=sum(size for key, size in held.items() if key not in owned and key not in fixed),
+        held_input_bytes=sum(size for key, size in held.items() if key in fixed),
         held_parameter_bytes=sum(size for key, size in held.items() if key in owned),
     )
 

@@ -153,7 +153,7 @@ def computation_cost(computation: Computation) -> ComputationCost:
 
 
 def _biaffine(node: Node, counts: Sparsity, degrees: dict[str, Degree]) -> dict[str, int]:
-    """How an operation of the biaffine part adds to the three sparsities."""
+    """The amounts that an operation of the biaffine part adds to the three sparsities."""
     product = Degree()
     for name in counts.factors:
         product = product + degrees.get(name, Degree())
@@ -174,7 +174,7 @@ def _biaffine(node: Node, counts: Sparsity, degrees: dict[str, Degree]) -> dict[
 
 
 def _nonaffine(counts: Sparsity, degrees: dict[str, Degree]) -> dict[str, int]:
-    """How an operation of the other parts adds to their sparsity and to the cost of computing them."""
+    """The amounts that an operation of the other parts adds to their sparsity and to their cost."""
     factors = {name for name in counts.factors if not degrees.get(name, Degree()).is_constant}
     terms = sum(nonzeros for name, nonzeros in counts.terms if not degrees.get(name, Degree()).is_constant)
     linear = len(factors) * counts.product + terms

@@ -19,6 +19,7 @@ from surefoot.errors import ChainError
 from surefoot.operations.products import is_linear
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
+_COUNTS = ("generic", "refined", "structured")  # the ways of counting
 
 
 def engineering(count: int, unit: str = "") -> str:
@@ -147,19 +148,14 @@ class Cost:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as numbers, strings, lists and dicts."""
+        numbers = ("outputs", "space", "forward", "products", "products_backward")
         return {
             "computations": [
                 asdict(layer) | {"blocks": list(layer.blocks), "forward": layer.forward, "space": layer.space}
                 for layer in self.computations
             ],
-            "outputs": self.outputs,
-            "space": self.space,
-            "forward": self.forward,
-            "products": self.products,
-            "products_backward": self.products_backward,
-            "generic": asdict(self.generic),
-            "refined": asdict(self.refined),
-            "structured": asdict(self.structured),
+            **{name: getattr(self, name) for name in numbers},
+            **{name: asdict(getattr(self, name)) for name in _COUNTS},
             "oracles": [asdict(oracle) for oracle in self.oracles],
             "counted": asdict(self.counted),
             "traffic": None if self.traffic is None else asdict(self.traffic),
@@ -173,12 +169,10 @@ class Cost:
     @property
     def tables(self) -> list[tuple[int, list[tuple[str, ...]]]]:
         """The tables that are printed: for each the number of text columns, and its rows, titles first."""
-        steps = [("step", "oracle calls", "multiplications", "gradients"), *map(_step, self.oracles)]
-        layers = [_HEADER, *self._layer_rows()]
         return [
-            (2, layers),
+            (2, [_HEADER, *self._layer_rows()]),
             (1, self._pass_rows()),
-            (1, steps),
+            (1, [("step", "oracle calls", "multiplications", "gradients"), *map(_step, self.oracles)]),
             (1, [
                 ("matrix products and convolutions", "predicted", "counted by PyTorch"),
                 ("forward", f"{self.products:,}", f"{self.counted.forward:,}"),
@@ -209,7 +203,7 @@ class Cost:
 
     def _pass_rows(self) -> list[tuple[str, ...]]:
         rows: list[tuple[str, ...]] = [("forward-backward", "backward", "both passes", "Q")]
-        for name in ("generic", "refined", "structured"):
+        for name in _COUNTS:
             passes: Passes = getattr(self, name)
             both = engineering(passes.forward_backward)
             rows.append((name, engineering(passes.backward), both, f"{passes.ratio:.4g}"))

@@ -1,4 +1,4 @@
-r"""What crosses between processes that have a part of the data each, and how long a call takes: predictions.
+r"""Predictions of the traffic between processes that have a part of the data each, and of the time of a call.
 
 With p parameters, d numbers of output of all samples and P processes (:mod:`surefoot.chain.batched`), process 0
 sends and all hand over
@@ -31,7 +31,7 @@ class Traffic:
         parameters: p.
         outputs: d, of all samples.
         width: bytes of one number of the model.
-        multiplications: of a forward and a backward pass over all samples.
+        multiplications: multiplications of a forward and a backward pass over all samples.
         factors: numbers that linear layers on one vector per sample read, and their slopes, over all samples.
     """
 
@@ -49,25 +49,26 @@ class Traffic:
 
     @property
     def push(self) -> tuple[int, int]:
-        """The same for a push-forward."""
+        """Bytes of a push-forward."""
         return self.width * (self.parameters + self.outputs), self.width * self.outputs
 
     @property
     def descent(self) -> tuple[int, int]:
-        """Of a pass of proved descent: weights are sent, gradients added up."""
+        """Bytes of a pass of proved descent: weights are sent, gradients added up."""
         return (self.width + _DOUBLE) * self.parameters, _DOUBLE * self.parameters
 
     @property
     def gram(self) -> tuple[int, int]:
-        """Of the factors of a Gram matrix, for a network of linear layers with even shares."""
+        """Bytes of the factors of a Gram matrix, for a network of linear layers with even shares."""
         return 0, self.width * self.factors // self.processes
 
     def gauss_newton(self, iterations: int) -> tuple[int, int]:
-        """The same for a step by conjugate gradients: a gradient, a push-forward and a pull-back for each
-        iteration, and both once more to measure the residual.
+        """Bytes of a step by conjugate gradients: a gradient, a push-forward and a pull-back for each iteration,
+        and both once more to measure the residual.
         """
+        (first, others), (first_push, others_push) = self.pull, self.push
         pulls, pushes = iterations + 2, iterations + 1
-        return tuple(pulls * a + pushes * b for a, b in zip(self.pull, self.push, strict=True))  # type: ignore[return-value]
+        return pulls * first + pushes * first_push, pulls * others + pushes * others_push
 
     def seconds(self, rate: float, bandwidth: float, latency: float) -> float:
         """The time of one gradient of proved descent: weights are sent, gradients added up.

@@ -58,7 +58,6 @@ class ImplicitError(SurefootError, RuntimeError):
 
 
 BETA = "beta"
-UNIT = 2.0**-53  # the round-off of a double, relative
 Pair = tuple[str, str]
 
 
@@ -152,12 +151,8 @@ def gradient_error(constants: Constants, arguments: tuple[str, ...], distance: f
     minimiser is differentiated; ``distance`` is ε, a bound on the distance from the solution to the exact
     minimiser; ``order`` is the number of corrections, where 1 is the paper's lemma.
     """
-    mu, slope, cross = (
-        constants.strong_convexity,
-        constants.joint_slope(arguments),
-        constants.joint_bend(arguments),
-    )
-    bend = constants.bend(BETA, BETA)
+    mu, slope = constants.strong_convexity, constants.joint_slope(arguments)
+    cross, bend = constants.joint_bend(arguments), constants.bend(BETA, BETA)
     error, left, move = slope / mu, distance, 0.0
     for _ in range(order):
         error = bend / mu * move * error + (cross + bend * slope / mu) / mu * left

@@ -98,9 +98,16 @@ def _first_power(node: Node) -> Node:
     return node.by(_aten.alias.default, args=node.args[:1]) if first else node
 
 
+def _softplus_backward(slope: Tensor, x: Tensor, beta: float, threshold: float) -> Tensor:
+    """The derivative of soft-plus; torch's function jumps at a threshold, noticeably below its default of 20."""
+    if threshold < 20:
+        raise SurefootError(f"soft-plus jumps at its threshold of {threshold:g}: leave it at 20, or raise it.")
+    return slope * torch.sigmoid(x * beta)
+
+
 # the arguments are the gradient of the result and the tensors that autograd saved
 _DERIVATIVES: dict[Any, Callable[..., Tensor]] = {
-    _aten.softplus_backward.default: lambda slope, x, beta, threshold: slope * torch.sigmoid(x * beta),
+    _aten.softplus_backward.default: _softplus_backward,
     _aten.tanh_backward.default: lambda slope, y: slope * (1 - y * y),
     _aten.sigmoid_backward.default: lambda slope, y: slope * (y * (1 - y)),
     _aten.log_sigmoid_backward.default: lambda slope, x, buffer: slope * torch.sigmoid(-x),

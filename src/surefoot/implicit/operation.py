@@ -185,7 +185,7 @@ def _one_by_one(
 
 
 class Layer(Protocol):
-    """The part of an ArgMin layer that is used here."""
+    """An ArgMin layer, as far as it is used here."""
 
     def problem(self, count: int) -> Problem:
         """The inner problem with this many tensors."""

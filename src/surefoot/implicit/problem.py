@@ -28,7 +28,7 @@ _CHOICES = {
 
 @dataclass(frozen=True)
 class Settings:
-    """How an inner problem is solved and differentiated: the options of :class:`~surefoot.implicit.ArgMin`.
+    """The options of :class:`~surefoot.implicit.ArgMin`: the ways to solve and to differentiate an inner problem.
 
     Raises:
         ImplicitError: if an option is not one of those.

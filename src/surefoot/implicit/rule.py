@@ -56,25 +56,24 @@ def _samples(use: Use) -> list[str]:
     return [slot for slot in use.names if slot.startswith("inputs.")] if batched else []
 
 
-def _minimum(call: Call) -> Minimum:
-    """The minimisers at the centre of a call, which has values, with their errors."""
-    layout = _Layout(call)
-    minimum = layout.minimum(layout.constants)
+def _minimum(layout: _Layout) -> Minimum:
+    """The minimisers at a centre that has values, with their errors."""
+    minimum = layout.minimum()
     assert minimum is not None
     return minimum
 
 
 def _pull(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
-    minimum = _minimum(call)
-    pulled = minimum.pulled(costate)
+    layout = _Layout(call)
+    pulled = _minimum(layout).pulled(costate)
     if pulled is None:  # beyond the range of doubles
         return {slot: _nothing(call.slots[slot].value) for slot in call.varying}
-    return {slot: pulled[in_graph(name)] for name, slot in _Layout(call).slots.items()}
+    return {slot: pulled[in_graph(name)] for name, slot in layout.slots.items()}
 
 
 def _push(call: Call, tangents: Mapping[Slot, Tensor]) -> Rounded:
-    names = {slot: name for name, slot in _Layout(call).slots.items()}
-    minimum = _minimum(call)
+    layout = _Layout(call)
+    names, minimum = {slot: name for name, slot in layout.slots.items()}, _minimum(layout)
     pushed = minimum.pushed({names[slot]: t for slot, t in tangents.items()})
     if pushed is None:
         return _nothing(minimum.beta.reshape(call.shape))
@@ -89,8 +88,8 @@ def _nothing(like: Tensor) -> Rounded:
 
 
 def _distance(call: Call, value: Tensor) -> Magnitude:
-    """How far the computed minimisers at the centre are from the exact ones."""
-    return _minimum(call).error
+    """A bound on the distance of the computed minimisers at the centre from the exact ones."""
+    return _minimum(_Layout(call)).error
 
 
 @operation("surefoot.argmin", rows=_samples, canonical=rewrite, pullback=_pull, push=_push, error=_distance)
@@ -99,8 +98,8 @@ def argmin(call: Call) -> Bounds:
     layout = _Layout(call)
     constants = layout.constants
     if constants.complete:
-        return _declared(layout, constants)
-    minimum = layout.minimum(constants)
+        return _declared(layout)
+    minimum = layout.minimum()
     centre, least = (None, -math.inf) if minimum is None else (minimum.beta, minimum.least_curvature())
     try:
         tensors = list(layout.tensors.values())
@@ -155,14 +154,14 @@ class _Layout:
             return constants
         return constants({name: float(self.size(name)) for name in self.problem.names})
 
-    def minimum(self, constants: Constants) -> Minimum | None:
+    def minimum(self) -> Minimum | None:
         """The minimisers at the centre with their errors; ``None`` if the centre has no values."""
-        return None if self.centre is None else self.proved(*self.centre, constants)
+        return None if self.centre is None else self.proved(*self.centre)
 
-    def proved(self, values: Tensors, beta: Tensor, constants: Constants) -> Minimum:
+    def proved(self, values: Tensors, beta: Tensor) -> Minimum:
         """Computed minimisers with their errors."""
         try:
-            return Minimum.of(self.problem, values, beta, constants.strong_convexity)
+            return Minimum.of(self.problem, values, beta, self.constants.strong_convexity)
         except SurefootError as error:
             raise self.call.refuse(
                 f"how accurate its minimisers are cannot be proved: {error} Or write ζ in operations with rules"
@@ -197,8 +196,9 @@ class _Layout:
         )
 
 
-def _declared(layout: _Layout, constants: Constants) -> Bounds:
+def _declared(layout: _Layout) -> Bounds:
     """The bounds from declared constants, which are those of single samples."""
+    constants = layout.constants
     mu, count, names = constants.strong_convexity, layout.count, list(layout.slots)
     slopes = {name: Magnitude.of(constants.slope(name)) / mu for name in names}
     pairs = list(combinations_with_replacement([*names, BETA], 2))
@@ -215,17 +215,17 @@ def _declared(layout: _Layout, constants: Constants) -> Bounds:
     if layout.centre is not None:
         values, beta = layout.centre
         layout.problem.refuse_overstated(beta, values, mu)
-        layout.minimum(constants)  # refuses what cannot be proved
+        layout.minimum()  # refuses what cannot be proved
     bounds = layout.bounds(
         {name: slope if name in layout.per_sample else slope * many for name, slope in slopes.items()},
         {pair: amount * many if pair in shared else amount for pair, amount in single.items()},
         rows,
         shared if layout.problem.batched else {},
     )
-    return replace(bounds, offset=_at_zero(layout, constants) if layout.centre is None else None)
+    return replace(bounds, offset=_at_zero(layout) if layout.centre is None else None)
 
 
-def _at_zero(layout: _Layout, constants: Constants) -> Magnitude | None:
+def _at_zero(layout: _Layout) -> Magnitude | None:
     """A bound on the norm of the minimisers where all arguments are zero.
 
     ``None`` if some arguments are not real or do not vary, or if no bound is proved.
@@ -237,7 +237,7 @@ def _at_zero(layout: _Layout, constants: Constants) -> Magnitude | None:
     with torch.no_grad():
         beta = solved(problem, zeros).beta
     try:
-        return norm(beta) + layout.proved(zeros, beta, constants).error
+        return norm(beta) + layout.proved(zeros, beta).error
     except UnsupportedOperation:
         return None
 

@@ -96,7 +96,7 @@ def factorised(hessian: Tensor, iteration: int, residual: float) -> Tensor:
     return factor
 
 
-def _first(problem: Problem, tensors: Tensors, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _at_start(problem: Problem, tensors: Tensors, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients at the start, their norms, and the norms to be reached."""
     gradient = problem.gradient(beta, tensors)
     _refuse_nan(gradient, 0)
@@ -121,7 +121,7 @@ def _path(columns: Sequence[Tensor], beta: Tensor) -> Tensor:
 
 def _newton(problem: Problem, tensors: Tensors, start: Tensor) -> Outcome:
     beta = start.clone()
-    gradient, norms, goal = _first(problem, tensors, beta)
+    gradient, norms, goal = _at_start(problem, tensors, beta)
     steps: list[Tensor] = []
     length, ratio = torch.zeros_like(norms), torch.zeros_like(norms)
     for iteration in range(problem.settings.iterations):
@@ -187,7 +187,7 @@ def _search(
 
 def _accelerated(problem: Problem, tensors: Tensors, start: Tensor) -> Outcome:
     beta, ahead = start.clone(), start.clone()
-    _, norms, goal = _first(problem, tensors, beta)
+    _, norms, goal = _at_start(problem, tensors, beta)
     declared = getattr(problem.constants, "smoothness", None)  # twice the true constant needs no search
     guess = declared if isinstance(declared, int | float) and declared > 0 else 1.0
     curvature, weight = torch.full_like(norms, guess), torch.ones_like(norms)

@@ -73,6 +73,8 @@ class Keeper:
         group: Any = None,
     ) -> None:
         self.model, self.optimizers, self.objective, self.group = model, list(optimizers), objective, group
+        if not self.optimizers:
+            raise IntegrationError("weights go back together with an optimizer, and none was given")
         self.data = [data] if isinstance(data, tuple) else data
         self.slower, self._refused = slower, 0
         self.history = [Check(self._value(), True)]

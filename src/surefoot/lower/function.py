@@ -50,10 +50,8 @@ class Space:
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
         """The variables by name, as views of a vector."""
-        parts = vector.split([shape.numel() for shape in self.shapes])
-        return {
-            name: part.reshape(shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)
-        }
+        parts = zip(self.names, vector.split([shape.numel() for shape in self.shapes]), self.shapes, strict=True)
+        return {name: part.reshape(shape) for name, part, shape in parts}
 
     def project(self, vector: Tensor) -> Tensor:
         """The nearest point of the domain, slightly inside it."""

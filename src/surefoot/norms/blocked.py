@@ -24,16 +24,16 @@ _SWEEPS = 60
 
 @dataclass(frozen=True, eq=False)
 class Symmetric:
-    """Such a matrix."""
+    """A symmetric matrix by panels of rows."""
 
-    size: int  # how many rows there are
-    # those from one number to another, columns up to the second: the lower triangle, and a little more
+    size: int  # the number of rows
+    # rows from one number to another, columns up to the second: the lower triangle, and a little more
     rows: Callable[[int, int], Rounded]
-    panel: int = _PANEL  # how many rows are computed together
+    panel: int = _PANEL  # the number of rows that are computed together
 
     @staticmethod
     def dense(matrix: Rounded) -> Symmetric:
-        """That which has the lower triangle of a matrix."""
+        """The symmetric matrix with the lower triangle of a matrix."""
         value, error = matrix.value, matrix.error.expand(matrix.value.shape)
 
         def rows(start: int, stop: int) -> Rounded:
@@ -43,8 +43,9 @@ class Symmetric:
 
     @staticmethod
     def of_blocks(size: int, blocks: Iterable[tuple[int, int, Rounded]]) -> Symmetric:
-        """That which has these blocks, each with its first row and column; together they cover the lower triangle.
-        Only whole panels can be asked for.
+        """The symmetric matrix of blocks that cover the lower triangle, each with its first row and column.
+
+        Its rows can be read by whole panels only.
         """
         starts = range(0, size, _PANEL)
         panels = [
@@ -68,26 +69,26 @@ class Symmetric:
         """First row, last row and rows."""
         for start in range(0, self.size, self.panel):
             stop = min(start + self.panel, self.size)
-            found = self.rows(start, stop)
-            yield start, stop, found.expand(found.value.shape)
+            rows = self.rows(start, stop)
+            yield start, stop, rows.expand(rows.value.shape)
 
     @cached_property
     def size_and_error(self) -> tuple[float, float]:
         """About the trace of absolute values, and a bound on the norm of the error, by rows or Frobenius."""
         sums, squares, trace = torch.zeros(self.size, dtype=torch.float64), 0.0, 0.0
-        for start, stop, found in self.panels():
-            lower = found.error.tril(start)
+        for start, stop, rows in self.panels():
+            lower = rows.error.tril(start)
             sums[start:stop] += lower.sum(1)
             sums[:stop] += lower.tril(start - 1).sum(0)
             squares += float(lower.square().sum())
-            trace += float(found.value[:, start:].diagonal().abs().sum())
+            trace += float(rows.value[:, start:].diagonal().abs().sum())
         most = min(float(sums.max()), math.sqrt(2 * squares)) if self.size else 0.0
         return trace, up(most * (1 + gamma(self.size**2 + 16)), 8) if math.isfinite(squares) else math.inf
 
     def shifted(self, shift: float) -> Iterator[tuple[int, int, Tensor]]:
         """The panels of the matrix minus a multiple of the identity, rounded once on the diagonal."""
-        for start, stop, found in self.panels():
-            value = found.value.clone()
+        for start, stop, rows in self.panels():
+            value = rows.value.clone()
             value[:, start:].diagonal().sub_(shift)
             yield start, stop, value
 
@@ -140,8 +141,8 @@ class Symmetric:
         value = torch.zeros(self.size, dtype=torch.float64)
         bound, apart = torch.zeros_like(value), torch.zeros_like(value)
         sizes = vector.abs()
-        for start, stop, found in self.panels():
-            here, inner, error = found.value.tril(start), found.value.abs().tril(start), found.error.tril(start)
+        for start, stop, rows in self.panels():
+            here, inner, error = rows.value.tril(start), rows.value.abs().tril(start), rows.error.tril(start)
             above, above_size, above_error = (part.tril(start - 1).mT for part in (here, inner, error))
             value[start:stop] += here @ vector[:stop]
             value[:stop] += above @ vector[start:stop]
@@ -161,23 +162,22 @@ class Factor:
 
     @property
     def size(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return self.rows[-1].shape[1]
 
     def solve(self, right: Tensor) -> Tensor:
         """Approximately :math:`(RR^\\top)^{-1}` times a vector."""
-        found = right.clone()
+        w = right.clone()
         for row in self.rows:
             start, stop = row.shape[1] - len(row), row.shape[1]
-            left = (found[start:stop] - row[:, :start] @ found[:start])[:, None]
-            found[start:stop] = torch.linalg.solve_triangular(row[:, start:], left, upper=False)[:, 0]
+            left = (w[start:stop] - row[:, :start] @ w[:start])[:, None]
+            w[start:stop] = torch.linalg.solve_triangular(row[:, start:], left, upper=False)[:, 0]
         for row in reversed(self.rows):
             start, stop = row.shape[1] - len(row), row.shape[1]
-            found[start:stop] = torch.linalg.solve_triangular(
-                row[:, start:].mT, found[start:stop, None], upper=True
-            )[:, 0]
-            found[:start] -= row[:, :start].mT @ found[start:stop]
-        return found
+            left = w[start:stop, None]
+            w[start:stop] = torch.linalg.solve_triangular(row[:, start:].mT, left, upper=True)[:, 0]
+            w[:start] -= row[:, :start].mT @ w[start:stop]
+        return w
 
     def times(self, vector: Tensor) -> Tensor:
         """Approximately :math:`RR^\\top` times a vector."""

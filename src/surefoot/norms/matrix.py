@@ -105,9 +105,9 @@ def largest_norm(matrices: Iterable[Tensor]) -> float:
 
 
 def norm_of_gram(gram: Tensor, rows: int) -> float | None:
-    r"""The same for a matrix of so many rows that come in parts, from the sum of their Gram matrices,
-    :math:`A^\top A = \sum_rA_r^\top A_r`. Its entries are still inner products of as many terms as A has rows,
-    summed in some order, so that the proof is the same. ``None`` where the sum is out of range and A has to be
+    r"""An upper bound of :math:`\|A\|_2` from the sum of the Gram matrices of its parts,
+    :math:`A^\top A = \sum_rA_r^\top A_r`. Its entries are inner products of as many terms as A has rows, summed in
+    some order, so the proof is that of :func:`spectral_norm`. ``None`` if the sum is out of range and A has to be
     scaled.
     """
     trace = float(gram.diagonal().real.sum())

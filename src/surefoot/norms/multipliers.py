@@ -44,10 +44,10 @@ class Linear:
     """A tensor as a linear function of the first entries of v."""
 
     value: Tensor  # the matrix as computed, one row per entry of the tensor
-    error: Tensor  # on the norm of each column of the difference to the exact one
+    error: Tensor  # a bound on the norm of each column of its error
 
     def padded(self, width: int) -> Linear:
-        """The same as a function of more entries, which do not enter."""
+        """The tensor as a function of more entries, on which it does not depend."""
         more = width - self.value.shape[1]
         return Linear(*(torch.nn.functional.pad(part, (0, more)) for part in (self.value, self.error)))
 
@@ -166,7 +166,7 @@ class System:
         return half.mT @ half
 
     def _closed_form(self, number: int) -> Tensor:
-        """One multiplier per operation, in order: half of what what came before allows."""
+        """One multiplier per operation, in order: half of the largest that those before it allow."""
         device = self.output.value.device
         multipliers = torch.ones(number, dtype=torch.float64, device=device)
         matrix, width = torch.eye(self.inputs, dtype=torch.float64, device=device), self.inputs

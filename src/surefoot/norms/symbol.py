@@ -185,7 +185,7 @@ def _plan(
 
 
 def symbol_cost(groups: int, small: int, large: int, taps: int) -> float:
-    """What one frequency costs, in multiplications of a large matrix product in double precision."""
+    """The cost of one frequency, in multiplications of a large matrix product in double precision."""
     products = 4.0 * small**2 * large + 4.0 * small**3 + 2.0 * taps * small * large
     return groups * (products + 800.0 * small * large + 1000.0)  # memory and overhead, measured
 

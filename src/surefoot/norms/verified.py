@@ -36,7 +36,8 @@ def symmetric_norm(matrix: Tensor) -> float:
 
     V are approximate eigenvectors, found by subspace iteration that nobody needs to trust; the Frobenius norm of
     what is left of a second derivative is soon below its largest eigenvalue. Sums of n products of the entries of
-    two matrices are off by at most :math:`\gamma_n` times their Frobenius norms.
+    two matrices are off by at most :math:`\gamma_n` times their Frobenius norms. The entries of S are rounded
+    twice, which moves its norm by at most :math:`4u\|S\|_F`; the terms for round-off in E and R are larger.
     """
     size = len(matrix)
     for start in range(0, size, _STRIP):  # half a sum with the transpose, in place
@@ -53,7 +54,7 @@ def symmetric_norm(matrix: Tensor) -> float:
         best = min(best, bound)
         if count == size or best < 1.01 * least:
             return up(best * scale, 16)
-    best = min(best, spectral_norm(matrix))
+    best = min(best, spectral_norm(matrix) + 2.0**-51 * frobenius_norm(matrix))
     return up(best * scale, 16)
 
 
@@ -135,9 +136,8 @@ def smallest_eigenvalue(matrix: Rounded | Symmetric) -> float:
         \lambda_{\min}(A) \ge s - \|E\| - \|A - \hat A\| ,
 
     where :math:`\hat A` is symmetric and made of the lower triangle of the stored matrix. R is a Cholesky factor
-    in floating point (S. M. Rump, *Verification of positive definiteness*, BIT 46, 2006, whose bound of the
-    residual is a priori; here it is computed, which does not depend on how the factorisation is organised:
-    :meth:`~surefoot.norms.blocked.Symmetric.apart`).
+    in floating point, and :meth:`~surefoot.norms.blocked.Symmetric.apart` bounds E, as in
+    :mod:`surefoot.norms.hermitian`.
 
     >>> a = torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
     >>> round(smallest_eigenvalue(Rounded.exact(a)), 9)
@@ -147,13 +147,11 @@ def smallest_eigenvalue(matrix: Rounded | Symmetric) -> float:
     if not whole.size:
         return math.inf
     if whole.size > _DENSE:
-        return (
-            -math.inf if whole.plain is None else _lowest(whole, whole.plain.ends[0], 0.02, whole.size_and_error)
-        )
+        return -math.inf if whole.plain is None else _lowest(whole, whole.plain.ends[0], 0.02)
     stored = _written_out(whole)
     if not bool(torch.isfinite(stored).all()):
         return -math.inf
-    return _lowest(whole, float(torch.linalg.eigvalsh(stored)[0]), 0.0, whole.size_and_error)
+    return _lowest(whole, float(torch.linalg.eigvalsh(stored)[0]), 0.0)
 
 
 def largest_eigenvalue(matrix: Rounded | Symmetric) -> float:
@@ -165,22 +163,22 @@ def largest_eigenvalue(matrix: Rounded | Symmetric) -> float:
         return min(up(float(eigenvalue_bounds(_written_out(whole))) + error), most)
     if whole.plain is None:
         return most
-    return min(-_lowest(-whole, -whole.plain.ends[1], 0.01, whole.size_and_error), most)
+    return min(-_lowest(-whole, -whole.plain.ends[1], 0.01), most)
 
 
 def _written_out(matrix: Symmetric) -> Tensor:
     value = torch.zeros(matrix.size, matrix.size, dtype=torch.float64)
-    for start, stop, found in matrix.panels():  # one that is kept knows whole panels only
-        value[start:stop, :start] = found.value[:, :start]
-        value[:start, start:stop] = found.value[:, :start].mT
-        corner = found.value[:, start:]
+    for start, stop, rows in matrix.panels():
+        value[start:stop, :start] = rows.value[:, :start]
+        value[:start, start:stop] = rows.value[:, :start].mT
+        corner = rows.value[:, start:]
         value[start:stop, start:stop] = corner.tril() + corner.tril(-1).mT
     return value
 
 
-def _lowest(matrix: Symmetric, guess: float, doubt: float, sizes: tuple[float, float]) -> float:
+def _lowest(matrix: Symmetric, guess: float, doubt: float) -> float:
     """The bound by shifts below a guess that may be off by this part of it, further and further away."""
-    trace, error = sizes
+    trace, error = matrix.size_and_error
     margin = 4 * (matrix.size + 8) * 2.0**-53 * trace + doubt * abs(guess)
     for _ in range(5 if error < math.inf else 0):
         shift = guess - margin

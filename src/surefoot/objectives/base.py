@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from surefoot.errors import ObjectiveError
 from surefoot.graph.checks import recordable
 from surefoot.graph.nodes import Spec
-from surefoot.objectives.constants import Constants, certified, checked_radius
+from surefoot.objectives.constants import Constants, certified
 from surefoot.operations.losses.sums import Numbers
 from surefoot.operations.record import LossFacts, records
 from surefoot.torch_private import with_buffer
@@ -180,7 +180,9 @@ class Objective(nn.Module):
         Raises:
             ObjectiveError: if something does not fit, or the paper has no constants of the objective.
         """
-        spec, radius = spec_of(outputs), checked_radius(radius)
+        spec, radius = spec_of(outputs), float(radius)
+        if not radius >= 0:
+            raise ObjectiveError(f"the radius of a ball of outputs is a number ≥ 0, got {radius!r}")
         chosen = self.chosen(targets) if targets is not None or self.targets is not None else None
         if chosen is not None:
             self.fit(spec, chosen)
@@ -289,8 +291,8 @@ class Loss(Objective):
 
     def extra_repr(self) -> str:
         """The options that are not the defaults, and the shape of the targets."""
-        given = [f"{name}={_short(value)}" for name, value in self._unusual().items()]
-        return ", ".join(filter(None, [*given, super().extra_repr()]))
+        options = [f"{name}={_short(value)}" for name, value in self._unusual().items()]
+        return ", ".join(filter(None, [*options, super().extra_repr()]))
 
 
 def refuse_empty(name: str, outputs: Spec) -> None:

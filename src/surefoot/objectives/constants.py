@@ -99,13 +99,6 @@ def _ball(spec: Spec, radius: float, device: torch.device) -> Enclosure:
     )
 
 
-def checked_radius(radius: float) -> float:
-    """The radius of a ball of outputs; refuses one that is negative or NaN."""
-    if not float(radius) >= 0:
-        raise ObjectiveError(f"the radius of a ball of outputs is a number ≥ 0, got {radius!r}")
-    return float(radius)
-
-
 MANY_LABELS = (
     "Also wrong in the paper: the logistic loss of a label y ∈ {0,1}^q with r ones has ℓ = √(r+1) (a class is "
     "left unmarked) or √(r-1) (all are marked), which exceeds 2 for r > 3 and r > 5."

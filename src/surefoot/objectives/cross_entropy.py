@@ -113,10 +113,8 @@ class ClassLoss(Loss):
         if len(spec.shape) == 2:
             return super().constants(outputs, targets, *args, **kwargs)
         if targets is None and self.targets is None:
-            dim = -1 if self.class_dim is None else self.class_dim
-            rows = (
-                (spec.numel // spec.shape[dim], spec.shape[dim]) if spec.shape and spec.shape[dim] else spec.shape
-            )
+            classes = spec.shape[-1 if self.class_dim is None else self.class_dim] if spec.shape else 0
+            rows = (spec.numel // classes, classes) if classes else spec.shape
             return self.bound_to(None).constants(rows, None, *args, **kwargs)
         chosen = self.chosen(targets)
         self.fit(spec, chosen)

@@ -230,10 +230,7 @@ def lemma_smooth(computations: Sequence[Smooth | tuple[Number, Number]]) -> Resu
     1.250e+00
     """
     lipschitz, smoothness = ZERO, ZERO
-    records = [
-        entry if isinstance(entry, Smooth) else Smooth.of(lipschitz=entry[0], smoothness=entry[1])
-        for entry in computations
-    ]
+    records = [each if isinstance(each, Smooth) else Smooth.of(INFINITY, *each) for each in computations]
     for computation in records:
         smoothness = smoothness * computation.lipschitz + computation.smoothness * (1.0 + lipschitz) ** 2
         lipschitz = computation.lipschitz + lipschitz * computation.lipschitz
@@ -321,7 +318,7 @@ def lemma_smooth_gen(
 
 @dataclass(frozen=True)
 class ObjectiveResult:
-    r"""What Proposition smoothobj gives for :math:`F = h\circ\psi + r`.
+    r"""The constants of :math:`F = h\circ\psi + r` by Proposition smoothobj.
 
     Attributes:
         restricted_lipschitz: :math:`\tilde\ell_h`.

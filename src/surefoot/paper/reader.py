@@ -1,6 +1,6 @@
 r"""The paper's algorithm on a PyTorch model: printed constants, flagged where they are no upper bounds.
 
-What is computed, by domain:
+The computation depends on the domain:
 
 * ``ProductBall(R)``: Algorithm 4 (Prop. smoothdeep), :math:`\|u_t\|_2 \le R_t`.
 * ``ProductBall(R, center=...)``: the same after the corollary at the end of section 4,

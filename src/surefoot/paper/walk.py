@@ -254,7 +254,7 @@ def _origins(graph: Graph) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
         if Role.INPUT in graph.roles[node.name]:
             origin[node.name] = origin[node.inputs[0]] if is_rearrangement(graph, node) else node.name
             if node.op == "aten.cat" and all(name in origin for name in node.inputs):
-                parts = [origin[given.name] for given in node.arguments["tensors"]]
+                parts = [origin[part.name] for part in node.arguments["tensors"]]
                 joined[node.name] = tuple(part for name in parts for part in joined.get(name, (name,)))
     return origin, joined
 

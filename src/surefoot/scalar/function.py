@@ -36,7 +36,7 @@ ACTIVATIONS: dict[str, Callable[..., ScalarFunction]] = {}  # filled by surefoot
 
 
 def _operator(name: str) -> tuple[Operator, Operator]:
-    """A binary operator with the function on the left, and with it on the right."""
+    """A binary operator with the function on the left, and on the right."""
     return lambda f, other: ScalarFunction.apply(name, f, other), lambda f, other: ScalarFunction.apply(
         name, other, f
     )
@@ -127,10 +127,10 @@ class ScalarFunction:
     @cached_property
     def affine(self) -> tuple[Affine, ...]:
         """For each step slope and intercept, exactly, if it is known to be an affine function of x."""
-        known: list[Affine] = []
+        pairs: list[Affine] = []
         for step in self.steps:
-            known.append(_affine(step, [known[index] for index in step.operands]))
-        return tuple(known)
+            pairs.append(_affine(step, [pairs[index] for index in step.operands]))
+        return tuple(pairs)
 
     @cached_property
     def _hash(self) -> int:
@@ -240,13 +240,13 @@ def _rewrite(op: str, functions: list[ScalarFunction]) -> ScalarFunction | None:
     return None
 
 
-def _affine(step: Step, known: list[Affine]) -> Affine:
+def _affine(step: Step, operands: list[Affine]) -> Affine:
     """Slope and intercept of a step from those of its operands, in exact arithmetic."""
     if step.op == "variable":
         return Fraction(1), Fraction(0)
     if step.op == "constant":
         return Fraction(0), Fraction(step.parameters[0])
-    (a, b), *rest = [pair or (None, None) for pair in known]
+    (a, b), *rest = [pair or (None, None) for pair in operands]
     if a is None or b is None:
         return None
     if step.op == "neg":

@@ -46,7 +46,7 @@ def combine(terms: Iterable[Term]) -> Coefficient:
         return _combined(present)
     number = 0.0
     total: Tensor | None = None
-    own = False  # whether the total may be overwritten
+    fresh = False  # whether the total may be overwritten
     for weight, a, b in present:
         if not isinstance(b, Tensor):
             a, b = b, a
@@ -56,21 +56,21 @@ def combine(terms: Iterable[Term]) -> Coefficient:
             if total is None:
                 total = a * b if weight == 1 else torch.addcmul(a.new_zeros(()), a, b, value=weight)
             else:
-                total = (total.addcmul_ if own else total.addcmul)(a, b, value=weight)
-            own = True
+                total = (total.addcmul_ if fresh else total.addcmul)(a, b, value=weight)
+            fresh = True
         else:
             factor = weight * a
             if total is None:
-                total, own = (b, False) if factor == 1 else (b * factor, True)
+                total, fresh = (b, False) if factor == 1 else (b * factor, True)
             else:
-                total, own = (total.add_ if own else total.add)(b, alpha=factor), True
+                total, fresh = (total.add_ if fresh else total.add)(b, alpha=factor), True
     if total is None:
         return number or None
     return total + number if number else total
 
 
 def _combined(terms: Iterable[tuple[float, Any, Any]]) -> Rounded:
-    """The same with errors; numbers among the factors are exact."""
+    """The sum with errors; numbers among the factors are exact."""
     total: Rounded | None = None
     for weight, a, b in terms:
         product = a * b if isinstance(a, Rounded) else b * a

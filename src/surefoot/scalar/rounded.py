@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 UNIT = 2.0**-53
-SMALL = 2.0**-1022  # of the normal numbers, the smallest
+SMALL = 2.0**-1022  # the smallest normal number
 _ELEMENTARY = 2.0**-49  # 8 units in the last place, relative to the value
 _UP = 1 + 2.0**-48
 
@@ -58,7 +58,7 @@ class Rounded:
 
     @staticmethod
     def exact(value: Tensor | float) -> Rounded:
-        """A number that is what it is."""
+        """Numbers without error."""
         wide = torch.as_tensor(value, dtype=torch.float64)
         return Rounded(wide, wide.new_zeros(()))
 
@@ -73,11 +73,11 @@ class Rounded:
 
     @property
     def bound(self) -> Tensor:
-        """On the absolute values of the entries."""
+        """A bound on the absolute values of the entries."""
         return (self.value.abs() + self.error) * _UP
 
     def expand(self, shape: Sequence[int]) -> Rounded:
-        """The same with the shape written out; errors that are not known are infinite."""
+        """The numbers with the shape written out; errors that are not known are infinite."""
         error = self.error.nan_to_num(nan=torch.inf, posinf=torch.inf)
         return Rounded(self.value.expand(shape), error.expand(shape))
 
@@ -132,23 +132,21 @@ class Rounded:
 
 
 def _lift(other: Any, like: Rounded) -> Rounded:
-    return (
-        other
-        if isinstance(other, Rounded)
-        else Rounded.exact(torch.as_tensor(other, dtype=torch.float64).to(like.value))
-    )
+    if isinstance(other, Rounded):
+        return other
+    return Rounded.exact(torch.as_tensor(other, dtype=torch.float64).to(like.value))
 
 
 def _monotone(function: Function, value: Tensor, error: Tensor) -> Rounded:
     """A function that is monotone, from its values at both ends."""
     result = function(value)
-    own = _ELEMENTARY * result.abs() + (value != 0).double() * SMALL
+    rounding = _ELEMENTARY * result.abs() + (value != 0).double() * SMALL
     if not bool(error.any()):
-        return Rounded(result, own)
+        return Rounded(result, rounding)
     away = torch.full_like(error, torch.inf)
     ends = function(torch.nextafter(value - error, -away)), function(torch.nextafter(value + error, away))
     reach = torch.maximum(*((end - result).abs() + _ELEMENTARY * end.abs() for end in ends))
-    return Rounded(result, torch.where(error == 0, own, (own + reach) * _UP + SMALL))
+    return Rounded(result, torch.where(error == 0, rounding, (rounding + reach) * _UP + SMALL))
 
 
 def _lipschitz(function: Function) -> Callable[[Rounded], Rounded]:

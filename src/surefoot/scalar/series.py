@@ -58,16 +58,16 @@ def derivatives(function: ScalarFunction, x: Tensor, order: int) -> list[Tensor]
 
 
 def rounded_derivatives(function: ScalarFunction, x: Rounded, order: int) -> list[Rounded]:
-    """The same with proved bounds of their errors; see :mod:`surefoot.scalar.rounded`.
+    """The coefficients of :func:`derivatives` with proved bounds of their errors (:mod:`surefoot.scalar.rounded`).
 
     At a break the coefficients are those of the piece before it. Where an argument is not known well enough to say
     which piece it is in, the errors cover the pieces on both sides.
     """
     one = Rounded.exact(torch.ones_like(x.value))
     series: Coefficients = [x, one, *[None] * (order - 1)]
-    found = _evaluate(function, series[: order + 1])
     zero = Rounded.exact(torch.zeros_like(x.value))
-    return [c.expand(x.value.shape) if isinstance(c, Rounded) else zero.expand(x.value.shape) for c in found]
+    coefficients = (c if isinstance(c, Rounded) else zero for c in _evaluate(function, series[: order + 1]))
+    return [c.expand(x.value.shape) for c in coefficients]
 
 
 def rounded_slope(function: ScalarFunction, x: Rounded) -> Rounded:

@@ -212,7 +212,7 @@ def sup_on(function: ScalarFunction, order: int, low: torch.Tensor, high: torch.
 def sups_on(
     function: ScalarFunction, orders: Sequence[int], low: torch.Tensor, high: torch.Tensor
 ) -> list[torch.Tensor]:
-    """The same for several orders at once: the cells that the ends lie in are looked for once."""
+    """:func:`sup_on` for several orders at once: the cells that the ends lie in are looked for once."""
     return _largest(function, [(order, "absolute") for order in orders], low, high)
 
 

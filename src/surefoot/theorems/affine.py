@@ -1,4 +1,4 @@
-r"""Networks that are affine in what is trained, for example because only the last layer is.
+r"""Networks that are affine in the trained parameters, for example because only the last layer is trained.
 
 Then :math:`\psi(u) = \psi(0) + Ju` with one matrix J, whose columns are :math:`\psi(e_j) - \psi(0)`. These are
 values of the network, whose errors are bounded entry by entry (:mod:`surefoot.calculus.folding`), whereas the

@@ -96,25 +96,14 @@ class Bending:
 
 
 def bending(
-    analysis: Analysis | None,
-    layered: Layered | Source | None,
-    radius: float,
-    samples: Sequence[Single] = (),
-    weights: Mapping[str, float] | None = None,
+    analysis: Analysis, radius: float, samples: Sequence[Single] = (), weights: Mapping[str, float] | None = None
 ) -> Bending:
-    """K on the ball of this radius around the weights.
-
-    A layered network may be on one batch or in several; any other network is read by its analysis, and by single
-    samples if they are given.
+    """K of any network on the ball of this radius around the weights, from the batch and from single samples.
 
     With ``weights`` :math:`L_b \\ge 1` of parameters by path, norms are :math:`\\sum_bL_b\\|v_b\\|^2`. The ball is
     then inside the ordinary one, block b moves by at most :math:`\\rho/\\sqrt{L_b}`, and :math:`H_{jk}` is divided
     by :math:`\\sqrt{L_jL_k}`.
     """
-    if layered is not None:
-        source = Here(lambda: [layered]) if isinstance(layered, Layered) else layered
-        return _by_layers(source, radius, weights)
-    assert analysis is not None
     whole = _by_calculus(analysis, radius, weights)
     if not samples or not math.isfinite(whole.constant):
         return whole
@@ -210,11 +199,7 @@ class Source(Protocol):
 
 
 class Here:
-    """The batches of this process.
-
-    Args:
-        read: gives the network on each batch, one after the other.
-    """
+    """The batches of this process; ``read`` gives the network on each of them."""
 
     def __init__(self, read: Callable[[], Iterable[Layered]]) -> None:
         self._read = read
@@ -316,7 +301,8 @@ def _bent(layered: Layered, radius: float, roots: Sequence[float]) -> tuple[Bent
     return Bent(count, True, (), rests, units, still), weights
 
 
-def _by_layers(source: Source, radius: float, weights: Mapping[str, float] | None) -> Bending:
+def layered_bending(source: Source, radius: float, weights: Mapping[str, float] | None = None) -> Bending:
+    """K of a layered network; see :func:`bending` for the weights."""
     layers = source.shape()
     factors = None if weights is None else {path: 1 / weight for path, weight in weights.items()}
     roots = tuple(part**0.5 for part in layer_factors(layers, factors))

@@ -37,7 +37,7 @@ class Chosen:
 
     method: str
     momentum: float | None  # ``None`` to try several
-    batch_size: int  # of random batches
+    batch_size: int  # the size of random batches
     confidence: float  # the probability that random batches have to reach
 
 
@@ -117,7 +117,7 @@ def descent(problem: Problem, chosen: Chosen) -> Convergence:
 
 
 def _requirements(best: OnBall) -> Iterable[Hypothesis]:
-    """What the theorem requires of the numbers."""
+    """The requirements of the theorem."""
     if isinstance(best, StochasticDescent):
         yield Hypothesis("v", "the variance of a gradient, over the loss", best.variance)
         allowed = f"≤ {(1 - best.confidence) / 2:.4g}"

@@ -59,7 +59,7 @@ class SquareOnBall:
 
     @property
     def rate(self) -> float:
-        """What one step multiplies the bound on the objective by."""
+        """The factor by which one step multiplies the bound on the objective."""
         return math.inf
 
     @property
@@ -73,7 +73,7 @@ class SquareOnBall:
         return self.factor < 1
 
     def iterations(self, eps: float) -> int:
-        """How many steps make the objective at most eps."""
+        """The number of steps after which the objective is at most eps."""
         return steps_needed(self.loss, self.rate, eps)
 
     @property
@@ -167,6 +167,6 @@ class GradientDescent(SquareOnBall):
 
     @property
     def rate(self) -> float:
-        """What one step multiplies the bound on the objective by, rounded up."""
+        """The factor by which one step multiplies the bound on the objective, rounded up."""
         step = arb(self.step_size)
         return min(above(1 - step * (2 - step * arb(self.smoothness)) * self.pull), 1.0)

@@ -153,7 +153,7 @@ def lowest_bend(units: Tensor, error: float) -> float:
 class Written:
     """The Hessian of an objective at the weights, written out."""
 
-    analysis: Analysis  # of the objective
+    analysis: Analysis  # the analysis of the objective
     dense: Dense  # its derivatives along every direction
     value: Tensor  # the Hessian in the order of the variables, symmetric, as computed
     error: Magnitude  # a bound on the norm of its error
@@ -192,7 +192,7 @@ def flows_of(layered: Layered, slopes: list[Rounded]) -> dict[tuple[int, int], R
 
 
 def features_of(layered: Layered, k: int) -> Rounded:
-    """What the parameters of a layer are multiplied by, with errors; the ones for the bias are exact."""
+    """The factors of the parameters of a layer, with errors; the ones for the bias are exact."""
     layer, state = layered.layers[k], layered.states[k][0]
     errors = state.expand(state.value.shape).error[:, : None if layer.trains_weight else 0]
     return Rounded(layer.features(state.value), nn.functional.pad(errors, (0, int(layer.trains_bias))))

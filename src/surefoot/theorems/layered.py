@@ -50,7 +50,7 @@ class Layer:
         return self.trains_weight or self.trains_bias
 
     def features(self, reads: Tensor) -> Tensor:
-        """What the parameters are multiplied by if this is the input: the input, and ones for the bias."""
+        """The factors of the parameters for this input: the input itself, and ones for the bias."""
         value = reads.double() if self.trains_weight else reads[:, :0].double()
         return nn.functional.pad(value, (0, int(self.trains_bias)), value=1.0)
 

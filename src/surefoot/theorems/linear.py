@@ -239,7 +239,7 @@ def _with_vector(analysis: Analysis) -> tuple[Analysis, str]:
     assert isinstance(spec, Spec)
     like = next(iter(analysis.values.values()))
     vector = torch.zeros(spec.shape, dtype=torch.float64, device=like.device)
-    weighted = Analysis.of(analysis.model, analysis.x, _Along(vector))
+    weighted = Analysis.of(analysis.model, analysis.x, _InnerProduct(vector))
     names = [name for name in weighted.values
              if name not in analysis.values and weighted.values[name].shape == spec.shape]  # fmt: skip
     if len(names) != 1:
@@ -247,7 +247,7 @@ def _with_vector(analysis: Analysis) -> tuple[Analysis, str]:
     return weighted, names[0]
 
 
-class _Along(nn.Module):
+class _InnerProduct(nn.Module):
     """The inner product of the outputs with a vector."""
 
     costate: Tensor
@@ -275,7 +275,7 @@ def single_outputs(analysis: Analysis) -> Callable[[int], Analysis]:
 
 
 def rows_at_once(entries: int) -> int:
-    """How many rows of this many entries are written out together."""
+    """The number of rows of this many entries that are written out together."""
     return max(_PANEL_ENTRIES // max(entries, 1), 1)
 
 

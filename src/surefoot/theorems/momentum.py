@@ -214,7 +214,7 @@ class FastHeavyBall(SquareOnBall):
 
     @property
     def rate(self) -> float:
-        """:math:`R^2`, what one step multiplies the bound on the objective by."""
+        """:math:`R^2`, the factor by which one step multiplies the bound on the objective."""
         return min(above(square(self._contraction)), 1.0)
 
     @property
@@ -223,12 +223,12 @@ class FastHeavyBall(SquareOnBall):
         return above(self._gain * square(arb(self.norm)) / self._room)
 
     def iterations(self, eps: float) -> int:
-        """How many steps make the objective at most eps."""
+        """The number of steps after which the objective is at most eps."""
         return 0 if self.loss <= eps else steps_needed(above(arb(self.excess) * arb(self.loss)), self.rate, eps)
 
 
 def with_momentum(ball: SquareOnBall, momentum: float | None) -> Iterator[HeavyBall | FastHeavyBall]:
-    """The theorems about momentum on a ball, with the given momentum or with several values of it."""
+    """The theorems about momentum on a ball, with this momentum or with several values."""
     for beta in _MOMENTA if momentum is None else (momentum,):
         for part in _PARTS:
             yield HeavyBall(*ball.numbers, beta, part)

@@ -1,4 +1,4 @@
-r"""One batch of the data: the network and the objective on it, and what is asked of it.
+r"""One batch of the data: the network and the objective on it, and the numbers that theorems need of it.
 
 Let :math:`F = \sum_bw_bF_b` with shares :math:`w_b` of batches, :math:`F_b = h_b\circ\psi_b`, and :math:`\psi` the
 outputs of all batches, one below the other. So :math:`h = \sum_bw_bh_b`, each term about other outputs:
@@ -25,54 +25,40 @@ from surefoot.domains import Ball
 from surefoot.magnitude import Magnitude
 from surefoot.norms import frobenius_norm
 from surefoot.objectives import Objective
-from surefoot.operations.common import separate
 from surefoot.scalar import Rounded
 from surefoot.theorems.affine import Affine
 from surefoot.theorems.bending import Bending, bending
 from surefoot.theorems.hessian import LossDerivatives, Written, loss_derivatives, unit_bends
 from surefoot.theorems.layered import Layered, read_layers
 from surefoot.theorems.linear import Along, Jacobian, jacobian_rows, normal_matrix
-from surefoot.theorems.samples import Single, outputs_of_samples, single_samples
+from surefoot.theorems.samples import Single, first_alone, outputs_of_samples, single_samples
 from surefoot.valuation.streamed import weight_of
 
 
 @dataclass(frozen=True)
 class Told:
-    """What a batch says once.
+    """The numbers of a batch that are computed once and kept."""
 
-    Attributes:
-        outputs: samples × outputs, as computed.
-        error: a bound on the norm of their error.
-        shape: of the outputs of a sample.
-        targets: those of the batch.
-        weight: what the mean over the batch divides by.
-        count: how many samples there are; ``None`` if they interact or are not the rows of one tensor.
-    """
-
-    outputs: Tensor
-    error: float
-    shape: tuple[int, ...]
-    targets: Tensor
-    weight: Fraction
-    count: int | None
+    outputs: Tensor  # samples × outputs, as computed
+    error: float  # a bound on the norm of the error of the outputs
+    shape: tuple[int, ...]  # the shape of the outputs of a sample
+    targets: Tensor  # the targets of the batch
+    weight: Fraction  # the divisor of the mean over the batch
 
 
 class Piece:
-    """The network on a batch, and what is computed of it once.
+    """The network on a batch.
 
     Args:
         network: the network on the batch.
         objective: the loss, bound to the targets of the batch if one of them has a weight.
-        targets: all of them; ``None`` where only outputs are asked for.
+        targets: the targets; ``None`` where only outputs are needed.
         along: inner products of outputs with vectors.
-        thorough: whether outputs of single samples are looked at one by one.
-
-    Attributes:
-        share: :math:`w_b`, up to a relative 2u.
-        is_all: whether there is no other batch.
+        thorough: whether outputs of single samples are bounded one by one.
     """
 
-    share, is_all = 1.0, False
+    share = 1.0  # :math:`w_b`, up to a relative 2u
+    is_all = False  # whether there is no other batch
 
     def __init__(
         self, network: Analysis, objective: Objective, targets: Tensor | None, along: Along, thorough: bool
@@ -90,8 +76,8 @@ class Piece:
 
     @cached_property
     def affine(self) -> Affine | None:
-        """The network, if it is affine in what is trained and its layers are not read. As that takes many passes,
-        it is asked for where there is no other batch.
+        """The network, if it is affine in the trained parameters, is not layered, and has no other batch, as this
+        takes many passes.
         """
         return Affine.of(self.network) if self.is_all and self.layered is None else None
 
@@ -116,8 +102,8 @@ class Piece:
 
     @property
     def _values(self) -> Tensor:
-        found: Tensor = self.network.centre[self.network.reading.graph.outputs[0]]
-        return found
+        outputs: Tensor = self.network.centre[self.network.reading.graph.outputs[0]]
+        return outputs
 
     @cached_property
     def _off(self) -> float:
@@ -128,23 +114,23 @@ class Piece:
         return float(result.enclosures[result.outputs[0]].error)
 
     def told(self, is_mean: bool) -> Told:
-        """What is kept of all batches; refuses targets that do not fit."""
+        """The numbers that are kept; refuses targets that do not fit."""
         assert self._targets is not None
         weight, graph = Fraction(0), self.network.reading.graph
         if self.objective.targets is not None:
             whole, options = self.whole.reading.graph, self.objective.options
             weight = weight_of(whole, options, self._targets) if is_mean else Fraction(1)
         shape = graph.specs(graph.outputs[0])[0].shape[1:]
-        return Told(self.outputs.value, self._off, shape, self._targets, weight, self._count)
+        return Told(self.outputs.value, self._off, shape, self._targets, weight)
 
-    @property
-    def _count(self) -> int | None:
-        if self.layered is not None:
-            return self.layered.count
-        graph, x = self.network.reading.graph, self.network.x
-        if not isinstance(x, Tensor) or len(graph.inputs) != 1 or self._values.shape[:1] != x.shape[:1]:
-            return None
-        return len(x) if separate(graph, graph.nodes, [graph.inputs[0].name], len(x)) else None
+    def count(self) -> int | None:
+        """The number of samples; ``None`` if they interact, are not the rows of one tensor, or if a sample by
+        itself is treated differently.
+        """
+        x = self.network.x
+        if isinstance(x, Tensor) and x.shape[:1] == self._values.shape[:1] == (1,):
+            return 1
+        return None if first_alone(self.network) is None else len(self._values)
 
     @cached_property
     def _samples(self) -> tuple[Single, ...]:
@@ -152,32 +138,32 @@ class Piece:
 
     def bending(self, radius: float, weights: Mapping[str, float] | None) -> Bending:
         """K on a ball, of a network that is not layered."""
-        return bending(self.network, None, radius, self._samples, weights)
+        return bending(self.network, radius, self._samples, weights)
 
     # The loss of all data, of which this batch has a share
 
     def outer(self) -> LossDerivatives | None:
         """The derivatives of the loss in the outputs of the batch; ``None`` if they are not known."""
-        found = loss_derivatives(self.objective, self.outputs)
-        return None if found is None else found.scaled(self.share)
+        loss = loss_derivatives(self.objective, self.outputs)
+        return None if loss is None else loss.scaled(self.share)
 
     def slopes(self) -> tuple[float, float, float, float] | None:
         """The norm of the gradient as computed and of its error, and bounds on the norm of the second derivative
         and of its change; ``None`` if they are not known.
         """
-        found = self.outer()
-        if found is None:
+        loss = self.outer()
+        if loss is None:
             return None
-        gradient = found.gradient.expand(found.gradient.value.shape)
-        return frobenius_norm(gradient.value), frobenius_norm(gradient.error), found.smoothness, found.variation
+        gradient = loss.gradient.expand(loss.gradient.value.shape)
+        return frobenius_norm(gradient.value), frobenius_norm(gradient.error), loss.smoothness, loss.variation
 
     def bent(self, radius: float) -> list[Magnitude] | None:
         r"""Bounds on :math:`\langle\nabla h, D^2\psi\rangle` with the gradient as computed, by pairs of variables,
         on a ball and of how far it moves there; ``None`` if they are not known.
         """
-        found = self.outer()
-        assert found is not None
-        scalar = self._along(self.network, found.gradient.value.detach().reshape(self._values.shape))
+        loss = self.outer()
+        assert loss is not None
+        scalar = self._along(self.network, loss.gradient.value.detach().reshape(self._values.shape))
         here = scalar_bounds(scalar.over(Ball(radius)))
         if here is None:
             return None
@@ -185,15 +171,15 @@ class Piece:
 
     def units(self) -> tuple[Tensor, float] | None:
         """See :func:`~surefoot.theorems.hessian.unit_bends`."""
-        found = self.outer()
-        return None if found is None or self.layered is None else unit_bends(self.layered, found.gradient)
+        loss = self.outer()
+        return None if loss is None or self.layered is None else unit_bends(self.layered, loss.gradient)
 
     def normal(self, weighted: bool) -> tuple[Tensor, float]:
         r""":math:`J^\top\nabla^2hJ`, or :math:`J^\top J`."""
         value = self.outputs.value
         unit = torch.eye(value.shape[1], dtype=torch.float64, device=value.device).expand(len(value), -1, -1)
-        found = self.outer() if weighted else None
-        outer, most = (Rounded.exact(unit), 1.0) if found is None else (found.hessian, found.smoothness)
+        loss = self.outer() if weighted else None
+        outer, most = (Rounded.exact(unit), 1.0) if loss is None else (loss.hessian, loss.smoothness)
         return normal_matrix(self.jacobian, self.order, outer, most)
 
     @cached_property
@@ -201,7 +187,7 @@ class Piece:
         return Written.of(self.whole)
 
     def hessian(self) -> tuple[Tensor, float] | None:
-        """Its share of the Hessian as written, and how far the true one may be; ``None`` if it is not known."""
+        """The share of the Hessian as written, and a bound on its error; ``None`` if it is not known."""
         if self._written is None:
             return None
         value, part = self._written.value, self.share
@@ -209,9 +195,6 @@ class Piece:
         return (value, off) if part == 1 else (value * part, off + 2.0**-51 * part * frobenius_norm(value))
 
     def apart(self, radii: Sequence[float]) -> list[float]:
-        """Its share of how far the Hessian on balls may be from what is written."""
+        """For each radius the share of the distance between the Hessian on the ball and the written one."""
         assert self._written is not None
         return [self._written.apart(radius) * self.share * (1 + 2.0**-50) for radius in radii]
-
-
-__all__ = ["Piece", "Told"]

@@ -1,15 +1,15 @@
-r"""All the data, in pieces: batches on one process or several; one batch is one piece.
+r"""All the data in batches, on one process or several.
 
-What the theorems are computed from are sums over samples, maxima over them, and matrices: the Gram matrix of the
-Jacobian, whose blocks belong to pairs of batches, or the square of the number of parameters, which are sums over
-batches (:mod:`surefoot.theorems.piece`). So a batch is read when it is its turn, and read again when it comes
-again; what is kept of all samples are outputs, targets, and a few numbers for each.
+The theorems need sums over samples, maxima over samples, and two kinds of matrices: the Gram matrix of the
+Jacobian, whose blocks belong to pairs of batches, and matrices with a row for each parameter, which are sums over
+batches (:mod:`surefoot.theorems.piece`). So batches are read one at a time, and again for each question. Only
+outputs, targets and a few numbers are kept of all samples.
 
-With several processes, process 0 decides and keeps the matrices; each computes what its own batches say. For the
-Gram matrix the inputs of one batch after the other are passed on to all, once, and each process sends the blocks
-of its own rows to process 0, values and errors: for n rows in all about :math:`8n^2` bytes. For K of layered
-networks the Gram matrices of what layers read are added up, the square of the width for each norm, and for strict
-minima matrices of p parameters, :math:`8p^2` bytes. Activations stay where they are.
+With several processes, process 0 decides and keeps the matrices; each process answers for its own batches. For the
+Gram matrix, the inputs of each batch are sent to all processes once, and each process sends the blocks of its rows
+to process 0, values and errors: about :math:`8n^2` bytes for n rows in all. For K of layered networks the Gram
+matrices of the inputs of layers are added up, for each norm the square of the width; for strict minima, matrices
+of p parameters, :math:`8p^2` bytes. Activations stay where they are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -54,20 +54,22 @@ from surefoot.theorems.linear import Along, in_proportion, rows_at_once
 from surefoot.theorems.piece import Piece, Told
 from surefoot.valuation.streamed import is_weightless
 
-_ROWS = 512  # of a block of the Gram matrix
-_WEIGHED = 1500  # rows from which block weights are found
+_ROWS = 512  # rows of a block of the Gram matrix
+_WEIGHED = 1500  # rows that block weights are computed from
+_Answer = TypeVar("_Answer")
 
 
 class Pieces:
     """All batches of all processes.
 
-    Methods whose names have no underscore are called on process 0, inside of :meth:`led`; the others serve.
+    Public methods are called on process 0, inside of :meth:`led`; the others run on every process.
 
     Args:
         model: the network; it is not changed.
-        batches: those that are here: their numbers, inputs and targets. A batch without a number is all there is.
+        batches: batches of this process: their numbers, inputs and targets. A batch without a number is the only
+            one.
         objective: a loss without targets.
-        processes: those that have a part of the data each, or ``None``.
+        processes: processes that have a part of the data each, or ``None``.
         thorough: whether outputs of single samples are looked at one by one.
     """
 
@@ -105,8 +107,8 @@ class Pieces:
         return sum(self._counts) > 1
 
     def _kind(self) -> tuple[int, tuple[Layer, ...] | None, dict[str, int]]:
-        """How many batches are here, the layers by the first of them, without weights, or ``None`` if the network
-        is anything else, and the parameters with their sizes.
+        """The number of batches of this process, the layers of the network without their weights (``None`` if it
+        is not layered), and the parameters with their sizes.
         """
         first, count = None, 0
         for number, x, y in self.batches:
@@ -121,7 +123,7 @@ class Pieces:
         return count, layers, first.order
 
     def _piece(self, x: Any, y: Tensor | None = None) -> Piece:
-        """Batches of one shape share their reading."""
+        """The network on a batch; batches of one shape share their reading."""
         kind = kind_of(*tensors_of(x))
         network = Analysis.of(self.model, x, None, self._known.get(kind))
         network.require_values()
@@ -134,7 +136,7 @@ class Pieces:
         return Piece(network, objective, y, self._along, self._thorough)
 
     def _pieces(self, first: int = 0) -> Iterator[tuple[int, Piece]]:
-        """Those that are here, with their places among all, from one on; a single one is kept."""
+        """The batches of this process from place ``first`` on, with their places among all batches."""
         before = 0 if self.processes is None else sum(self._counts[: self.processes.rank])
         for place, (number, x, y) in enumerate(self.batches if self._only is None else [(None,) * 3], before):
             if place < first:
@@ -155,7 +157,7 @@ class Pieces:
     # What process 0 asks for
 
     def led(self, lead: Callable[[], Any]) -> Any:
-        """What process 0 finds, on all processes."""
+        """The result of process 0, on all processes."""
         return lead() if self.processes is None else self.processes.led(lead, self._serve, GuaranteeError)
 
     def _serve(self, word: Any) -> object:
@@ -164,47 +166,46 @@ class Pieces:
         assert self.certified is not None
         return self.certified.serve(word)
 
-    def _ask(self, name: str, *given: Any) -> Any:
+    def _ask(self, method: Callable[..., _Answer], *arguments: Any) -> _Answer:
+        """Call a method on all processes; returns its result on process 0."""
         if self.processes is not None:
-            self.processes.ask((name, *given))
-        return getattr(self, name)(*given)
+            self.processes.ask((method.__name__, *arguments))
+        return method(*arguments)
 
     def _gathered(self, compute: Callable[[], list[Any]]) -> list[Any]:
-        """On process 0 what it gives on all of them, one after the other."""
+        """On process 0, the lists of all processes, one after the other."""
         parts = [compute()] if self.processes is None else self.processes.collected(compute)
         return [one for part in parts for one in part]
 
-    def each(self, name: str, *given: Any) -> list[Any]:
-        """What every batch answers, in their order."""
-        found: list[Any] = self._ask("_each", name, given)
-        return found
+    def each(self, name: str, *arguments: Any) -> list[Any]:
+        """The results of a method of every batch, in order."""
+        return self._ask(self._each, name, arguments)
 
-    def _each(self, name: str, given: tuple[Any, ...]) -> list[Any]:
-        return self._gathered(lambda: list(self._answers(name, given)))
+    def _each(self, name: str, arguments: tuple[Any, ...]) -> list[Any]:
+        return self._gathered(lambda: list(self._answers(name, arguments)))
 
-    def _answers(self, name: str, given: tuple[Any, ...]) -> Iterator[Any]:
-        """Of batches that are here and have a share."""
-        return (getattr(piece, name)(*given) for _, piece in self._pieces() if piece.share)
+    def _answers(self, name: str, arguments: tuple[Any, ...]) -> Iterator[Any]:
+        """The results of batches of this process that have a share."""
+        return (getattr(piece, name)(*arguments) for _, piece in self._pieces() if piece.share)
 
-    def summed(self, name: str, *given: Any) -> tuple[Tensor, float] | None:
-        """The sum of matrices that batches answer with bounds on their errors; ``None`` if one does not know.
+    def summed(self, name: str, *arguments: Any) -> tuple[Tensor, float] | None:
+        """The sum over batches of a matrix with a bound on its error; ``None`` if a batch has none.
 
         Sums of k matrices are off by at most ku times the sum of their Frobenius norms.
         """
-        found: tuple[Tensor, float] | None = self._ask("_summed", name, given)
-        return found
+        return self._ask(self._summed, name, arguments)
 
-    def _summed(self, name: str, given: tuple[Any, ...]) -> tuple[Tensor, float] | None:
+    def _summed(self, name: str, arguments: tuple[Any, ...]) -> tuple[Tensor, float] | None:
         total: Tensor | None = None
         shares, wrong, sizes = 0, 0.0, 0.0
 
         def add() -> None:
             nonlocal total, shares, wrong, sizes
-            for found in self._answers(name, given):
-                if found is None:
+            for answer in self._answers(name, arguments):
+                if answer is None:
                     wrong = math.inf
                     return
-                value, error = found
+                value, error = answer
                 alone = self._only is not None and self.processes is None
                 total = (value if alone else value.clone()) if total is None else total.add_(value)
                 shares, wrong, sizes = shares + 1, wrong + error, sizes + frobenius_norm(value)
@@ -213,8 +214,8 @@ class Pieces:
             add()
         else:
             self.processes.together(add)
-            told = self.processes.gathered(lambda: (None if total is None else total.shape, shares, wrong, sizes))
-            shapes, *numbers = zip(*told, strict=True)
+            parts = self.processes.gathered(lambda: (None if total is None else total.shape, shares, wrong, sizes))
+            shapes, *numbers = zip(*parts, strict=True)
             shares, wrong, sizes = (sum(each) for each in numbers)
             if wrong < math.inf:
                 shape = next(shape for shape in shapes if shape is not None)
@@ -231,12 +232,12 @@ class Pieces:
 
     @cached_property
     def outputs(self) -> Tensor:
-        """Of all samples, samples × outputs, as computed."""
+        """The outputs of all samples, samples × outputs, as computed."""
         return torch.cat([one.outputs for one in self._told])
 
     @property
     def error(self) -> float:
-        """A bound on the norm of their error."""
+        """A bound on the norm of the error of the outputs."""
         return up(math.hypot(*(one.error for one in self._told)), len(self._told))
 
     @cached_property
@@ -251,24 +252,24 @@ class Pieces:
 
     @property
     def count(self) -> int | None:
-        """How many samples there are; ``None`` if they interact or are not the rows of one tensor."""
-        counts = [one.count for one in self._told if one.count is not None]
-        return sum(counts) if len(counts) == len(self._told) else None
+        """The number of samples; ``None`` if no batch can be drawn of them."""
+        counts = self.each("count")
+        return None if None in counts else sum(counts)
 
     def share(self) -> None:
-        """Let every batch know its share of the objective."""
+        """Tell every batch its share of the objective."""
         total = sum((one.weight for one in self._told), Fraction(0))
         if not total:
             raise EvaluationError("no batch has a sample with a weight: there is no objective")
         is_mean = self.certified is not None and self.certified.is_mean
-        self._ask("_share", [float(one.weight / total) if is_mean else 1.0 for one in self._told])
+        self._ask(self._share, [float(one.weight / total) if is_mean else 1.0 for one in self._told])
 
     def _share(self, shares: list[float]) -> None:
         self._shares = shares
 
     @cached_property
     def _firsts(self) -> list[int]:
-        """The first row of each batch, and behind the last one."""
+        """The first row of each batch, and the number of rows."""
         return list(itertools.accumulate((one.outputs.numel() for one in self._told), initial=0))
 
     def _blocks(self, factors: Mapping[str, float] | None, stop: int) -> Iterator[tuple[int, int, Rounded]]:
@@ -279,40 +280,37 @@ class Pieces:
         for rank, count in enumerate(self._counts):
             for number in range(count):
                 if self._firsts[place] < stop:
-                    yield from self._ask("_columns", rank, number, place, self._firsts, factors, stop)
+                    yield from self._ask(self._columns, rank, number, place, self._firsts, factors, stop)
                 place += 1
 
     def _columns(
         self, rank: int, number: int, place: int, firsts: list[int], factors: Mapping[str, float] | None, stop: int
     ) -> list[tuple[int, int, Rounded]]:
         """The blocks of one batch with itself and all that follow, up to a row."""
-        here = self.processes is None or self.processes.rank == rank
 
         def inputs() -> Any:
             return next(itertools.islice(self.batches, number, None))[1]
 
-        if here and self._only is not None:
-            other = self._only
+        only = self._only if self.processes is None or self.processes.rank == rank else None
         if self.processes is not None:
             x = self.processes.passed_on(rank, inputs)
-        elif self._only is None:
-            x = inputs()
-        if not here or self._only is None:
-            other = self._piece(x)
+        else:
+            x = inputs() if only is None else None
+        batch = self._piece(x) if only is None else only
 
         def compute() -> list[tuple[int, int, Rounded]]:
-            found, column = [], firsts[place]
-            for own, piece in self._pieces(place):
-                if firsts[own] >= stop:
+            blocks, column = [], firsts[place]
+            for later, piece in self._pieces(place):
+                if firsts[later] >= stop:
                     break
-                jacobian: Any = other.jacobian if own == place else piece.jacobian
-                rows, panel = min(firsts[own + 1], stop) - firsts[own], getattr(jacobian, "panel", _ROWS)
+                jacobian: Any = batch.jacobian if later == place else piece.jacobian
+                rows, panel = min(firsts[later + 1], stop) - firsts[later], getattr(jacobian, "panel", _ROWS)
                 for start in range(0, rows, panel):
                     end = min(start + panel, rows)
-                    width = end if own == place else firsts[place + 1] - column
-                    block = jacobian.times(start, end, other.jacobian, width, factors)
-                    found.append((firsts[own] + start, column, block))
-            return found
+                    width = end if later == place else firsts[place + 1] - column
+                    block = jacobian.times(start, end, batch.jacobian, width, factors)
+                    blocks.append((firsts[later] + start, column, block))
+            return blocks
 
         return self._gathered(compute)
 
@@ -349,9 +347,8 @@ class Pieces:
         return self._layers
 
     def bent(self, radius: float, roots: tuple[float, ...]) -> list[Bent]:
-        """What each batch says about a ball."""
-        found: list[Bent] = self._ask("_bent", radius, roots)
-        return found
+        """The numbers of each batch on a ball."""
+        return self._ask(self._bent, radius, roots)
 
     def _bent(self, radius: float, roots: tuple[float, ...]) -> list[Bent]:
         return self._gathered(lambda: self._here.bent(radius, roots))
@@ -361,18 +358,18 @@ class Pieces:
         if self.processes is None:
             return self._here.norms(k, asked)
         some = (list(asked[at : at + AT_ONCE]) for at in range(0, len(asked), AT_ONCE))
-        return [norm for each in some for norm in self._ask("_norms", k, each)]
+        return [norm for each in some for norm in self._ask(self._norms, k, each)]
 
     def _norms(self, k: int, asked: list[tuple[Key | None, str]]) -> list[float]:
         layer = self._layers[k]
         width = layer.weight.shape[1] * layer.trains_weight + layer.trains_bias
         return stacked_norms(self._here, k, asked, self.processes, width)
 
-    # What is not about pieces, and what is only about all data at once
+    # Questions that are not answered batch by batch
 
     @property
     def affine(self) -> Affine | None:
-        """The network on the only batch, if it is affine in what is trained."""
+        """The network on the only batch, if it is affine in the trained parameters."""
         return None if self._only is None else self._only.affine
 
     def gradient(self) -> ProvedGradient | ProvedSum:
@@ -383,22 +380,26 @@ class Pieces:
         return proved_gradient(self._only.whole)
 
     def certificate(self) -> Certificate:
-        """That of the loss, on the ball of the longest step that is proved."""
+        """The certificate of the loss, on the ball of the longest step that is proved."""
         if self.certified is not None:
             return self.certified.longest()
         assert self._only is not None
         return certify_proved(self.model, self._only.network.x, objective=self._only.objective)
 
     def joined(self) -> Layered | None:
-        """The network layer by layer on all samples, which are joined on process 0 if they are in pieces."""
+        """The network layer by layer on all samples, whose batches are joined on process 0; ``None`` if its layers
+        read other numbers then.
+        """
         if self._only is not None and self.processes is None:
             return self._only.layered
-        parts = self._ask("_inputs")
-        return read_layers(Analysis.of(self.model, Batches(parts).joined()[0]))
+        x, inputs = Batches(self._ask(self._inputs)).joined()
+        layered = read_layers(Analysis.of(self.model, x))
+        return layered if layered is not None and torch.equal(layered.inputs, inputs) else None
 
     def _inputs(self) -> list[Any]:
-        return self._gathered(lambda: [(x, y) for _, x, y in self.batches])
+        """For each batch the input of the network and that of its first layer."""
+        pairs = ((piece.network.x, piece.layered) for _, piece in self._pieces())
+        return self._gathered(lambda: [(x, layered.inputs) for x, layered in pairs if layered is not None])
 
 
 _SERVED = ("_each", "_summed", "_share", "_columns", "_bent", "_norms", "_inputs")
-__all__ = ["Pieces"]

@@ -14,7 +14,7 @@ from surefoot.norms.blocked import Symmetric
 from surefoot.norms.hermitian import up
 from surefoot.objectives import Ridge, Square
 from surefoot.theorems.balls import Profile
-from surefoot.theorems.bending import Bending, bending, stacked
+from surefoot.theorems.bending import Bending, layered_bending, stacked
 from surefoot.theorems.hessian import square_weight
 from surefoot.theorems.linear import Linearised
 from surefoot.theorems.pieces import Pieces
@@ -30,12 +30,12 @@ _FRACTIONS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8, 1
 
 
 class Problem:
-    """The question, and what is computed once to answer it; with several processes, process 0 asks.
+    """The question, and the numbers that answer it; with several processes, process 0 asks.
 
-    Numbers are those of all data as one batch, up to round-off, with these exceptions, which are also valid bounds
-    and may be larger or smaller: K of networks that are not layered (:func:`~surefoot.theorems.bending.stacked`),
-    how far a written Hessian and :math:`\\langle\\nabla h, D^2\\psi\\rangle` move on a ball (sums over batches),
-    and how far stationary points are, which follows from :mod:`surefoot.certificate.pieces`.
+    The numbers do not depend on the batches, except for round-off and for these, which are valid bounds in any
+    case: K of networks that are not layered (:func:`~surefoot.theorems.bending.stacked`), how far a written
+    Hessian and :math:`\\langle\\nabla h, D^2\\psi\\rangle` move on a ball (sums over batches), and how far
+    stationary points are, which follows from :mod:`surefoot.certificate.pieces`.
     """
 
     def __init__(self, pieces: Pieces, regularizer: Ridge | None, effort: str, per_block: bool = False) -> None:
@@ -73,13 +73,13 @@ class Problem:
     def bending(self, radius: float) -> Bending:
         """K on a ball."""
         if radius not in self._met and self.pieces.is_layered:
-            self._met[radius] = bending(None, self.pieces, radius, (), self.weights)
+            self._met[radius] = layered_bending(self.pieces, radius, self.weights)
         elif radius not in self._met:
             self._met[radius] = stacked(self.pieces.each("bending", radius, self.weights))
         return self._met[radius]
 
     def obstacles(self, radius: float) -> tuple[str, ...]:
-        """What makes K infinite on a ball."""
+        """The reasons why K is infinite on a ball."""
         return self.bending(radius).obstacles if math.isfinite(radius) else ()
 
     @cached_property
@@ -145,7 +145,7 @@ class Problem:
         return slopes
 
     def _loss_slopes(self) -> list[tuple[str, Tensor, float]]:
-        """The same for the loss alone."""
+        """The gradient of the loss alone."""
         if self.pieces.affine is not None and isinstance(self.objective, Square):
             return self.pieces.affine.gradient(self.weight(), self.objective.chosen())
         gradient = self.pieces.gradient()

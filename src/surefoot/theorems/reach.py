@@ -92,7 +92,7 @@ class Reach:
 
     @cached_property
     def features(self) -> tuple[Tensor, Tensor]:
-        """What the parameters are multiplied by, as computed at the weights, and how far its rows may move."""
+        """The factors of the parameters as computed at the weights, and how far their rows may move."""
         wrong = torch.linalg.vector_norm(self.reads.error.expand(self.reads.value.shape), dim=1)
         moved = (self.steps + wrong) * UP if self.layer.trains_weight else torch.zeros_like(self.steps)
         return self.layer.features(self.reads.value), moved

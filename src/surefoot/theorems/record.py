@@ -119,7 +119,7 @@ class Convergence:
 
     @property
     def rate(self) -> float | None:
-        """What one step multiplies a bound by; ``None`` if convergence is not proved.
+        """The factor by which one step multiplies a bound; ``None`` if convergence is not proved.
 
         For gradient steps towards zero loss it is the bound on the objective, in expectation if batches are
         random; near a strict minimum, the bound on the distance; for quadratic convergence, the bound on the

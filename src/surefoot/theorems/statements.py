@@ -124,7 +124,7 @@ class Interpolation:
             return max(above(left), 0.0), min(far, self.residual) if not steps else far
 
     def iterations(self, eps: float) -> int:
-        """How many steps make the objective at most eps."""
+        """The number of steps after which the objective is at most eps."""
         for steps in range(_MOST_STEPS):
             residual = arb(self.after(steps)[1])
             if proved(arb(self.weight) / 2 * square(residual) <= arb(eps)):
@@ -153,9 +153,9 @@ class StronglyConvex:
     - v\|^2`, which with :math:`v = u_0`, :math:`u = u^*` gives the distance. Strong convexity at :math:`u_0`,
     minimised over the other point, gives the gap. :math:`B(u^*, \|u_0 - u^*\|)` is in the ball if :math:`\rho \ge
     2g/m`. There :math:`\nabla F(u_k) = \bar H(u_k - u^*)` with :math:`\bar H` the mean of the Hessian on the
-    segment: :math:`\|I - \bar H/L\| \le 1 - m/L`, and for Newton :math:`u_{k+1} - u^* = H_k^{-1}(H_k - \bar
-    H)(u_k - u^*)` with :math:`\|H_k - \bar H\| \le 2V`. Both factors are below one, so the steps stay in that
-    ball.
+    segment: :math:`\|I - \gamma\bar H\| \le 1 - \gamma m` for steps :math:`\gamma \le 1/L`, and for Newton
+    :math:`u_{k+1} - u^* = H_k^{-1}(H_k - \bar H)(u_k - u^*)` with :math:`\|H_k - \bar H\| \le 2V`. Both factors
+    are below one, so the steps stay in that ball.
 
     As eigenvalues move by at most the norm of a change, m may be :math:`\lambda_{\min}(\nabla^2F(u_0)) - V`.
 
@@ -222,11 +222,11 @@ class StronglyConvex:
 
     @property
     def rate(self) -> float:
-        """What one step multiplies the distance to the minimum by, at most."""
+        """The factor by which one step multiplies the distance to the minimum, at most."""
         if not self.convexity > 0:
             return math.inf
         m = arb(self.convexity)
-        return above(2 * arb(self.variation) / m if self.newton else 1 - m / arb(self.smoothness))
+        return above(2 * arb(self.variation) / m if self.newton else 1 - m * arb(self.step_size))
 
     @property
     def gap(self) -> float:
@@ -235,9 +235,7 @@ class StronglyConvex:
         return min(straight, self._contracted(self.decrease) / 2)
 
     def iterations(self, eps: float) -> int:
-        """How many steps bring the objective within eps of its minimum, as :math:`F - F^* \\le \\frac L2\\|u -
-        u^*\\|^2`.
-        """
+        """The number of steps to within eps of the minimum, as :math:`F - F^* \\le \\frac L2\\|u - u^*\\|^2`."""
         if self.gap <= eps:
             return 0
         start = above(arb(self.smoothness) / 2 * square(arb(self.distance)))
@@ -266,6 +264,5 @@ class NothingHere:
     @property
     def holds(self) -> bool:
         """Whether the hypothesis is verified."""
-        return math.isfinite(self.smoothness) and proved(
-            arb(self.gradient) > arb(self.smoothness) * arb(self.radius)
-        )
+        farthest = arb(self.smoothness) * arb(self.radius)
+        return math.isfinite(self.smoothness) and proved(arb(self.gradient) > farthest)

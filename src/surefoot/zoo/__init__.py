@@ -1,8 +1,7 @@
 """The zoo: plain ``torch.nn`` models by name, for examples, tests and the command line.
 
 * ``registry`` keeps the names: ``register``, ``build``, ``names``, ``example_input``, ``small_options``; and the
-  kinds
-  of inputs: ``vector``, ``image``, ``tokens``.
+  kinds of inputs: ``vector``, ``image``, ``tokens``.
 * ``parts`` holds the common parts of several models: activations and poolings by name.
 * ``fully_connected`` has ``mlp`` and the paper's ``dense``, ``highway`` and ``residual`` networks.
 * ``vgg`` has ``vgg16``, the network of the paper's application, smooth and batch-normalised on request.
