@@ -159,22 +159,24 @@ def masked_by_hand(graph: Graph, node: Node) -> Expansion | None:
     return Expansion((*made, last))
 
 
-@expansion("surefoot.cross_entropy")
+@expansion("aten.masked_fill", "aten.where")
 def masked_classes(graph: Graph, node: Node) -> Expansion | None:
-    r"""A cross-entropy of class numbers and scores, some of which are -∞: these are :math:`-2^{101}` instead, so
+    r"""Scores of a cross-entropy of class numbers, some of which are -∞: these are :math:`-2^{101}` instead, so
     that there is a centre, and change the loss by as little as above. They stay in rows whose own class has no
     score: there the loss is infinite.
     """
-    scores, targets = node.args[:2]
-    inner = graph.by_name.get(scores.name)
-    if inner is None or _spec(graph, targets).is_real or node.kwargs.get("label_smoothing"):
+    losses = graph.consumers[node.name]
+    if len(losses) != 1 or losses[0].op != "surefoot.cross_entropy" or losses[0].kwargs.get("label_smoothing"):
+        return None
+    targets = losses[0].args[1]
+    if targets.name not in graph.leaves or _spec(graph, targets).is_real:
         return None
     made: list[Node] = []
     masks: list[_Mask] = []
-    scores = _without_masks(graph, replace(inner, name=node.name), scores, made, masks)
+    scores = _without_masks(graph, node, Ref(node.name), made, masks)
     if not masks or not all(mask.is_infinite for mask in masks):
         return None
-    allowed = _allowed_by_all(node.name, inner.specs[0].shape, node.module, made, masks)
+    allowed = _allowed_by_all(node.name, node.specs[0].shape, node.module, made, masks)
 
     def filled(scores: Tensor, allowed: Tensor, targets: Tensor) -> Tensor:
         places = targets.long().clamp(0, scores.shape[1] - 1).unsqueeze(1)
@@ -185,7 +187,8 @@ def masked_classes(graph: Graph, node: Node) -> Expansion | None:
     known = {part.name: part.spec for part in made}
     specs = {ref.name: known.get(ref.name) or graph.spec(ref.name) for ref in (scores, allowed, targets)}
     nodes, (result,) = steps(filled, specs, node.name, node.module, taken=graph.by_name)
-    return Expansion((*made, *nodes, replace(node, args=(result, targets))))
+    last = {result.name: node.name}
+    return Expansion((*made, *(part.renamed(last, name=last.get(part.name, part.name)) for part in nodes)))
 
 
 def _allowed_by_all(name: str, shape: tuple[int, ...], module: str, made: list[Node], masks: list[_Mask]) -> Ref:
