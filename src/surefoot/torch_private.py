@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import copy
 import functools
+import pkgutil
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from operator import itemgetter
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, TypeVar
 
 import torch
@@ -416,9 +418,35 @@ def distributions_unchecked() -> Iterator[None]:
         Distribution.set_default_validate_args(before)
 
 
+_DEFERRED = ("networkx", "torch.distributed.fsdp._fully_shard")
+
+
+class _Later(ModuleType):
+    """A module, or something in it, that is looked up when an attribute of it is asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        whole = f"{self.__name__}.{name}"
+        waits = any(isinstance(sys.modules.get(each), _Later) for each in _DEFERRED)
+        return _Later(whole) if waits else pkgutil.resolve_name(whole)
+
+
 def load_tracer() -> None:
-    """Load what ``torch.export`` would load at its first call, which is most of what that call takes."""
-    loaded("torch.export._trace")
+    """Load what ``torch.export`` would load at its first call, which is most of what that call takes.
+
+    A sixth of that is for compiling in the presence of shards and for recomputing activations, which tracing does
+    not do: modules that torch binds to names and uses in functions alone. The names are bound to :class:`_Later`.
+    """
+    later = {name: _Later(name) for name in _DEFERRED if name not in sys.modules}
+    if "networkx" in later:
+        later["networkx"].__spec__ = find_spec("networkx")  # which torch asks where it lies
+    sys.modules.update(later)
+    try:
+        loaded("torch.export._trace")
+    finally:
+        for name in later:
+            del sys.modules[name]
 
 
 __all__ = [

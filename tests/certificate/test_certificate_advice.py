@@ -156,6 +156,19 @@ def test_a_finite_constant_may_be_of_no_use():
     assert float(sf.Certificate.from_json(replace(steep, curvature=LowerBound(2e11)).to_json()).curvature) == 2e11
 
 
+def test_the_headline_says_what_helps_where_steps_are_of_no_use():
+    alone = "What helps: surefoot.CertifiedDescent proves the steps that it takes, one by one."
+    point = constructed(scalar=True, radius=0.0)
+    assert headline(point).startswith("Nothing is proved about steps: ")
+    assert headline(point).endswith(alone)
+    ball = constructed(smoothness=1e13, scalar=True, radius=1.0, block_gradients={"a": 1.0})
+    assert "too short to be of use" in headline(ball)
+    assert 'What helps: effort="high" may sharpen L, and surefoot.CertifiedDescent' in headline(ball)
+    assert headline(replace(ball, effort="high")).endswith(alone)
+    for other in (constructed(scalar=True, radius=1.0), constructed(smoothness=1e13, radius=1.0)):
+        assert "What helps" not in headline(other)
+
+
 def test_many_kinks_are_one_reason():
     model = nn.Sequential(*(part for _ in range(6) for part in (nn.Linear(4, 4), nn.ReLU()))).double()
     found = sf.certify(model, perceptron()[1])

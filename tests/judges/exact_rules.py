@@ -138,6 +138,11 @@ def _where(condition: Array, a: Any, b: Any) -> Array:
     return mapped(lambda c, x, y: x if c else y, condition, _scalar(a), _scalar(b))
 
 
+@rule("masked_fill")
+def _masked_fill(x: Array, mask: Array, value: Any) -> Array:
+    return _where(mask, value, x)
+
+
 @rule("mm", "bmm", "mv", "dot", "matmul")
 def _product(a: Array, b: Array) -> Array:
     """Sums of products of rows and columns, batch by batch."""

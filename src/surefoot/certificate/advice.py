@@ -56,7 +56,7 @@ def headline(certificate: Certificate) -> str:
     """The steps that may be taken, in one sentence."""
     word = worth(certificate)
     if word == NOT_CERTIFIED or (word == OF_NO_USE and certificate.step_size == 0):
-        return f"Nothing is proved about steps: {_because(certificate)}."
+        return f"Nothing is proved about steps: {_because(certificate)}.{_instead(certificate)}"
     if not certificate.scalar:
         what = "parameters" if certificate.wrt == "params" else "input"
         return (
@@ -66,7 +66,7 @@ def headline(certificate: Certificate) -> str:
     if certificate.segment_step is not None:
         return f"A step of {step} along the direction is proved to descend, the most of all steps on the segment."
     if word == OF_NO_USE:
-        return f"Steps up to {step} are proved to descend, too short to be of use."
+        return f"Steps up to {step} are proved to descend, too short to be of use.{_instead(certificate)}"
     if certificate.radius is None:
         return f"Steps up to {step} against the gradient descend while they stay in the domain."
     claim = f"Steps up to {step} against the gradient are proved to descend"
@@ -75,6 +75,14 @@ def headline(certificate: Certificate) -> str:
         return f"{claim}."
     allowed = readable((Magnitude.of(1.0) / bent).format(2))
     return f"{claim}; the curvature at these weights would allow {allowed} at most."
+
+
+def _instead(certificate: Certificate) -> str:
+    """What gives steps of use where these are none: more effort, or a proof of each step; empty where neither."""
+    if not certificate.scalar or certificate.wrt != "params" or certificate.flags:
+        return ""
+    more = 'effort="high" may sharpen L, and ' if certificate.effort != "high" and certificate.radius else ""
+    return f" What helps: {more}surefoot.CertifiedDescent proves the steps that it takes, one by one."
 
 
 def verdict(certificate: Certificate) -> str:

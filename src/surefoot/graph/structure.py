@@ -98,8 +98,13 @@ class Graph:
 
     @cached_property
     def constant_names(self) -> frozenset[str]:
-        """Names of the nodes that depend neither on the input nor on the parameters."""
-        return frozenset(node.name for node in self.nodes if self.roles[node.name] == Role.CONSTANT)
+        """Names of the nodes that depend neither on the input, nor on targets, nor on the parameters."""
+        found: set[str] = set()
+        for node in self.nodes:
+            read = all(name in self.held or name in found for name in node.inputs)
+            if read and self.roles[node.name] == Role.CONSTANT:
+                found.add(node.name)
+        return frozenset(found)
 
     @property
     def constants(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from surefoot.operations.call import Slot, Use
 from surefoot.operations.common import aligned
 from surefoot.operations.record import Expansion, declare, expansion
 from surefoot.operations.sparsity import Contraction, Sparsity, tensors
-from surefoot.operations.written_out import traced
+from surefoot.operations.written_out import steps, traced
 
 _aten: Any = torch.ops.aten
 _FORBIDS = -(2.0**100)  # what is added to forbid a position
@@ -153,18 +153,54 @@ def masked_by_hand(graph: Graph, node: Node) -> Expansion | None:
     scores = _without_masks(graph, node, Ref(node.inputs[0]), made, masks)
     if not masks or not _leave_something(masks, node):
         return None
-    allowed = masks[0].allowed
-    for k, mask in enumerate(masks[1:]):
-        args = (allowed, mask.allowed)
-        spec = Spec(node.specs[0].shape, torch.bool)
-        both = Node(
-            f"{node.name}_both_{k}", "aten.logical_and", _aten.logical_and.default, args, {}, node.module, spec
-        )
-        made.append(both)
-        allowed = Ref(both.name)
+    allowed = _allowed_by_all(node.name, node.specs[0].shape, node.module, made, masks)
     masked = (scores, allowed, False)
     last = replace(node, op="surefoot.masked_softmax", target=masked_softmax, args=masked, kwargs={})
     return Expansion((*made, last))
+
+
+@expansion("aten.masked_fill", "aten.where")
+def masked_classes(graph: Graph, node: Node) -> Expansion | None:
+    r"""Scores of a cross-entropy of class numbers, some of which are -∞: these are :math:`-2^{101}` instead, so
+    that there is a centre, and change the loss by as little as above. They stay in rows whose own class has no
+    score: there the loss is infinite.
+    """
+    losses = graph.consumers[node.name]
+    if len(losses) != 1 or losses[0].op != "surefoot.cross_entropy" or losses[0].kwargs.get("label_smoothing"):
+        return None
+    targets = losses[0].args[1]
+    if targets.name not in graph.leaves or _spec(graph, targets).is_real:
+        return None
+    made: list[Node] = []
+    masks: list[_Mask] = []
+    scores = _without_masks(graph, node, Ref(node.name), made, masks)
+    if not masks or not all(mask.is_infinite for mask in masks):
+        return None
+    allowed = _allowed_by_all(node.name, node.specs[0].shape, node.module, made, masks)
+
+    def filled(scores: Tensor, allowed: Tensor, targets: Tensor) -> Tensor:
+        places = targets.long().clamp(0, scores.shape[1] - 1).unsqueeze(1)
+        own = allowed.expand(scores.shape).gather(1, places)
+        instead = own.to(scores.dtype).masked_fill(own, 2 * _FORBIDS).masked_fill(~own, -math.inf)
+        return torch.where(allowed, scores, instead)
+
+    known = {part.name: part.spec for part in made}
+    specs = {ref.name: known.get(ref.name) or graph.spec(ref.name) for ref in (scores, allowed, targets)}
+    nodes, (result,) = steps(filled, specs, node.name, node.module, taken=graph.by_name)
+    last = {result.name: node.name}
+    return Expansion((*made, *(part.renamed(last, name=last.get(part.name, part.name)) for part in nodes)))
+
+
+def _allowed_by_all(name: str, shape: tuple[int, ...], module: str, made: list[Node], masks: list[_Mask]) -> Ref:
+    """Where all masks allow a position; what is made for it is added to the list."""
+    allowed = masks[0].allowed
+    for k, mask in enumerate(masks[1:]):
+        args, spec = (allowed, mask.allowed), Spec(shape, torch.bool)
+        made.append(
+            Node(f"{name}_both_{k}", "aten.logical_and", _aten.logical_and.default, args, {}, module, spec)
+        )
+        allowed = Ref(made[-1].name)
+    return allowed
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,15 @@ result, and k numbers added up for each (``reduction``). Why this holds, by kind
   matrices; Winograd's and Fourier's methods are for single precision only. A test compares them with exact
   arithmetic.
 * *Layout, selections, maxima, rectifiers* round nothing; *sums, products and quotients of two entries* once.
-* *Soft-max* divides :math:`e^{-t_i}`, :math:`t_i = \max x - x_i`, by their sum, which is at least 1. Rounding
-  :math:`t_i` changes :math:`e^{-t_i}` by :math:`ut_ie^{-t_i} \le u`, and the norm of the result is at least
-  :math:`k^{-1/2}`. *Its logarithm* and that of a *sum of exponentials* round :math:`x_i`, :math:`\max x` and
-  :math:`s = \log\sum e^{-t_i}`, which is off by :math:`(k + 2)u` and a relative error. The logarithm of the
-  soft-max has the entry :math:`-s`, that of the sum is :math:`\max x + s`, the Jacobians are at least 1 and
-  :math:`k^{-1/2}`, and if s is below 1/2, some :math:`t_i` exceeds 0.4 and :math:`\|x\|` exceeds 0.3.
+* *Soft-max* divides :math:`e^{-t_i}`, :math:`t_i = \max x - x_i`, by their sum S, which is at least 1. Rounding
+  :math:`t_i` changes :math:`e^{-t_i}` by :math:`ut_ie^{-t_i} \le u/2`, so S by a relative :math:`ku/2` and all
+  quotients together by :math:`\sqrt k\,u/(2S)`, where the norm of the result is at least 1/S. Exponentials, sum
+  and quotient have relative errors of 8, k and 16 units. So the error is *relative* to :math:`\|\hat z\|`, and the
+  arguments, which a mask makes as small as -10⁹, do not count. *Its logarithm* and that of a *sum of exponentials*
+  round :math:`x_i`, :math:`\max x` and :math:`s = \log\sum e^{-t_i}`, which is off by :math:`(k + 2)u` and a
+  relative error. The logarithm of the soft-max has the entry :math:`-s`, that of the sum is :math:`\max x + s`,
+  the Jacobians are at least 1 and :math:`k^{-1/2}`, and if s is below 1/2, some :math:`t_i` exceeds 0.4 and
+  :math:`\|x\|` exceeds 0.3.
 * *Underflow* takes at most :math:`\eta` from an intermediate result, also where subnormal results are flushed to
   zero; before it reaches the result that may be multiplied by other arguments.
 
@@ -100,7 +103,7 @@ def roundoff(call: Call, bounds: Bounds, value: Any, size: Magnitude) -> Magnitu
 def usual_roundoff(call: Call, bounds: Bounds, size: Magnitude) -> Magnitude:
     """The part of the round-off that is relative to the arguments and the result."""
     total = size
-    for slot, jacobian in bounds.jacobian.items():
+    for slot, jacobian in {} if record_of(call.node).relative else bounds.jacobian.items():
         total = total + jacobian * call.slots[slot].centre_norm
     return total * ((bounds.reduction + 16.0) ** 2 * 2.0**-53)
 

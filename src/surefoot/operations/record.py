@@ -150,6 +150,7 @@ class Operation:
             the kernel loses digits or leaves the range of doubles; differentiable.
         error: on the norm of the difference between its computed value and the exact one at the same arguments;
             ``None``, or returning ``None``, where that of :mod:`surefoot.operations.evaluation` is proved.
+        relative: whether that error is relative to the result alone, however large the arguments are.
         entry_error: the same entry by entry, for arguments that do not vary and are off by at most their radii;
             ``None`` where norms have to do.
         reason: why it has no bounds, and what to write instead.
@@ -193,6 +194,7 @@ class Operation:
     factor: Callable[..., Any] | None = None
     evaluate: Callable[..., Any] | None = None
     error: Callable[[Call, Any], Magnitude | None] | None = None
+    relative: bool = False
     entry_error: Callable[[Call, Tensor], Tensor] | None = None
     reason: str = ""
     jumps: bool = False

@@ -210,10 +210,10 @@ def _cost(use: Use) -> Sparsity:
 
 
 @operation("aten.softmax", "aten._softmax", rows=unless_along(), cost=_cost, errata=(13,), pullback=_pull_softmax,
-           symmetric=True, near=_near_softmax, taylor=softmax_along("self"))  # fmt: skip
+           symmetric=True, near=_near_softmax, taylor=softmax_along("self"), relative=True)  # fmt: skip
 @operation("surefoot.masked_softmax", rows=lambda use: aligned(use) if len(use.shape) > 1 else [], cost=_cost,
            errata=(13,), pullback=_pull_softmax, symmetric=True, near=_near_softmax,
-           taylor=softmax_along("scores"))  # fmt: skip
+           taylor=softmax_along("scores"), relative=True)  # fmt: skip
 def softmax(call: Call) -> Bounds:
     """Slope ‖C‖ and curvature at most √2‖C‖; each fibre has norm at most 1, and no two are farther apart than √2.
 

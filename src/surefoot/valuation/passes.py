@@ -12,10 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from surefoot.enclosure import measure
+from surefoot.enclosure import constant, measure
 from surefoot.graph import Node
 from surefoot.graph.nodes import in_double
+from surefoot.operations.call import Call
 from surefoot.operations.normalisation import BATCH
+from surefoot.operations.record import record_of
 from surefoot.torch_private import Deferred, Known, differences_together, norms_together
 from surefoot.valuation.entropy import ENTROPY, Logistic, entropy
 from surefoot.valuation.normalising import Normalised, Recipe, Statistics, normalised
@@ -45,11 +47,14 @@ class Plan:
 
 @dataclass(frozen=True)
 class Constants:
-    """What no parameter enters: values and sizes, by name; of inputs also those of each sample."""
+    """What no parameter enters: values and sizes, by name; of inputs also those of each sample; and, beside masks,
+    the names of those that are computed without any error.
+    """
 
     values: Values
     sizes: dict[str, float]
     each: dict[str, Amount] = field(default_factory=dict)
+    exact: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,8 @@ class Run:
         given: norms that follow from what a tensor is, of samples that are alike.
         aliases: where the norm of a tensor is at most a factor times that of another, its name and the factor.
         recipes: how normalisations are computed.
+        masked: of sums with numbers as large as masks hold, the norm of what the entries are off by.
+        met: of these, the products of what an entry is off by with its computed costate, added up.
     """
 
     output: str
@@ -114,6 +121,8 @@ class Run:
     given: dict[str, float] = field(default_factory=dict)
     aliases: dict[str, tuple[str, float]] = field(default_factory=dict)
     recipes: Mapping[str, Recipe | None] = field(default_factory=dict)
+    masked: dict[str, float] = field(default_factory=dict)
+    met: dict[str, float] = field(default_factory=dict)
     _sizes: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
     _distances: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
     _known: Mapping[str, tuple[Tensor, float]] = field(default_factory=dict)
@@ -208,6 +217,15 @@ class Run:
             self.near[name] = Near(nearest, places, away[places])
         else:
             self.near[name] = Near(nearest)
+
+    def weigh(self, node: Node, values: Values, result: Tensor) -> None:
+        """Note what every entry of a sum is off by, and its product with the costate when that is computed."""
+        stated = record_of(node).entry_error
+        assert stated is not None
+        errors = stated(exact_call(node, values), result.detach())
+        self.masked[node.name] = float(measure(errors)[0])
+        if result.requires_grad:
+            result.register_hook(partial(_met, self.met, node.name, errors))
 
     def watched(self, name: str, value: Tensor) -> Tensor:
         """The tensor itself; the norm of its costate is kept when that is computed."""
@@ -321,6 +339,16 @@ def _seen(
         sizes[name] = noted(costate.numel(), norm_of(costate))
     if near is not None and near.places is not None:
         near.costates.append(costate.reshape(-1)[near.places])
+
+
+def exact_call(node: Node, values: Values) -> Call:
+    """An operation on these values and no others."""
+    return Call(node, {name: constant(in_double(values[name].detach()), 0) for name in node.inputs})
+
+
+def _met(met: dict[str, float], name: str, errors: Tensor, costate: Tensor) -> None:
+    """A sum of non-negative products, rounded up."""
+    met[name] = float((errors * costate.detach().abs()).sum()) * (1 + (costate.numel() + 8) * 2.0**-52)
 
 
 def _measured(later: dict[str, Tensor]) -> dict[str, tuple[int, Tensor]]:

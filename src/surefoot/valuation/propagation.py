@@ -22,6 +22,10 @@ that is more. A costate is also at most :math:`\sum_zJ\sup\|\lambda_z\|`, which 
 the two counts. Where the computed costate was not measured, it is at most :math:`\sum_zJ(1 + 2^{-30})` times
 those of the readers.
 
+*Masks.* Where -10⁹ is added to scores, :math:`\epsilon_k` is 10⁻⁷, of entries that do not count. For such sums the
+entries :math:`\delta_{ki}` are bounded one by one, and
+:math:`|\langle\lambda_k(s), \delta_k\rangle| \le \sum_i|\hat\lambda_{ki}||\delta_{ki}| + d_k\epsilon_k`.
+
 *Kinks.* A scalar function is :math:`a(x) - a(y) = q(x - y)` with q between its slopes. Where no entry is nearer
 to a break than :math:`e`, q moves as the curvature of the pieces says; where some are, their parts of the costate
 count with twice the largest slope. The same argument with q in place of derivatives proves the sums above, as
@@ -119,6 +123,9 @@ def _forward(tape: Tape, run: Run, slopes: Slopes) -> tuple[Errors, dict[str, _L
     for node in tape.graph.nodes:
         name = node.name
         slope = by_name.get(name) if name in tape.real else None
+        if name in run.constants.exact:
+            apart[name] = own[name] = 0.0
+            continue
         if slope is None:  # no parameter enters, and nothing is known: exact if nothing is computed
             exact = name not in tape.rounding and not any(
                 some(apart.get(argument, 0.0)) for argument in node.inputs
@@ -162,6 +169,8 @@ def _forward(tape: Tape, run: Run, slopes: Slopes) -> tuple[Errors, dict[str, _L
             parts = _of_parts(slope, local, own)
             own[name] = 0.0  # that of the parts
             local[name] = _Local(slope, jacobian, curvature, parts)
+        elif name in run.masked:
+            own[name] = run.masked[name]
         else:
             own[name] = rounding(slope, jacobian, sizes, run.sizes, single=single)
         if rounded:
@@ -236,8 +245,9 @@ def errors(tape: Tape, run: Run, slopes: Slopes) -> Errors:
         here, away = reach[name], off[name]
         costate = least(bound[name], here + away)
         if some(first.own[name]):
-            total += paired(first.own[name], costate)
-            leading += paired(first.own[name], least(here, costate))
+            met = run.met.get(name, math.inf)
+            total += min(paired(first.own[name], costate), met + paired(first.own[name], away))
+            leading += min(paired(first.own[name], least(here, costate)), met)
         known, pull, lost = local[name], tape.pulls[name], tape.lost[name]
         inside = _pulled_through(tape, run, local, known, here + costate)
         flows = {**known.jacobian, node.inputs[0]: 1.0} if known.parts else known.jacobian

@@ -90,4 +90,4 @@ def rounding(
         return kernel * (sizes[node.name] + moved) + lost
     if kind == "linear":
         return (k + 8) * math.sqrt(k) * 2 * unit * (sizes[node.name] + moved) + lost
-    return (k + 16.0) ** 2 * unit * (sizes[node.name] + moved) + lost
+    return (k + 16.0) ** 2 * unit * (sizes[node.name] + (0.0 if record_of(node).relative else moved)) + lost

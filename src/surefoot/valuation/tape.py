@@ -26,12 +26,22 @@ from surefoot.valuation.entropy import ENTROPY
 from surefoot.valuation.kernels import formula_of
 from surefoot.valuation.kinks import bends_by_pieces, pieces, steepness
 from surefoot.valuation.normalising import Recipe, recipe_of
-from surefoot.valuation.passes import Constants, Plan, Run, Values, is_measured, norms, norms_of_samples
+from surefoot.valuation.passes import (
+    Constants,
+    Plan,
+    Run,
+    Values,
+    exact_call,
+    is_measured,
+    norms,
+    norms_of_samples,
+)
 from surefoot.valuation.samples import samples_of, shifts_of
 from surefoot.valuation.single import fits, in_single, is_narrow, is_permuted, lost_behind, pull_of
 
 PULL = 2.0**-30
 _GENTLE = 1.3  # slopes up to which norms are not measured on both sides
+_LARGE = 2.0**10  # norms of fixed tensors from which on sums with them are looked at entry by entry
 _tapes: WeakKeyDictionary[Graph, dict[bool, Tape]] = WeakKeyDictionary()
 
 
@@ -158,8 +168,21 @@ class Tape:
                 each[node.name] = each[node.inputs[0]]
         sizes = dict(zip(real, norms(real.values()), strict=True))
         if self.single:
-            values = {name: in_single(value) for name, value in values.items()}
-        return Constants(values, sizes, each)
+            return Constants({name: in_single(value) for name, value in values.items()}, sizes, each)
+        masked = any(sizes[name] > _LARGE for fixed in self.masks.values() for name in fixed)
+        return Constants(values, sizes, each, self._exact(values) if masked else frozenset())
+
+    def _exact(self, values: Values) -> frozenset[str]:
+        """The names of what no parameter enters and is computed without any error, as masks of 0 and -10⁹ are."""
+        found = values.keys() - {node.name for node in self.fixed}
+        for node in self.fixed:
+            if found.issuperset(node.inputs) and isinstance(values[node.name], Tensor):
+                stated = record_of(node).entry_error
+                if not record_of(node).rounds_at(node) or (
+                    stated is not None and not stated(exact_call(node, values), values[node.name]).any()
+                ):
+                    found.add(node.name)
+        return frozenset(found)
 
     def _compute(self, node: Node, values: Values) -> Any:
         kernel = self._kernels[node.name]
@@ -240,6 +263,8 @@ class Tape:
                         run.note_kinks(name, self.asked[name].inputs[0], self.kinks[name])
                     if name in watch and isinstance(value, Tensor):
                         value = run.watched(name, value)
+                    if any(constants.sizes[mask] > _LARGE for mask in self.masks.get(name, ())):
+                        run.weigh(node, values, value)
                 values[name] = value
                 for last in finished:
                     if last not in keep and (plan is not None or last in self.spare):
@@ -291,6 +316,16 @@ class Tape:
         """Where scalar functions have kinks, by name."""
         scalars = {name: node.args[1] for name, node in self.asked.items() if node.op == "surefoot.scalar"}
         return {name: pieces(function)[0] for name, function in scalars.items() if pieces(function)[0]}
+
+    @cached_property
+    def masks(self) -> dict[str, tuple[str, ...]]:
+        """Of sums that vary, in double precision, the tensors of real numbers among the arguments that do not."""
+        sums = [
+            node for node in self.varying
+            if record_of(node).entry_error is not None and record_of(node).form_of(node) is Form.LINEAR
+        ]  # fmt: skip
+        found = {node.name: tuple(name for name in node.inputs if name not in self.moving) for node in sums}
+        return {name: fixed for name, fixed in found.items() if fixed and not self.single}
 
     @cached_property
     def _is_real(self) -> bool:

@@ -101,7 +101,7 @@ def _cross_entropy(graph: Graph, node: Node) -> Expansion | None:
         return traced(graph, node, _general)
 
     def rows(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        return (x.movedim(min(1, x.dim() - 1), -1).reshape(-1, classes), y.reshape(-1))
+        return (x, y) if x.dim() == 2 else (x.movedim(min(1, x.dim() - 1), -1).reshape(-1, classes), y.reshape(-1))
 
     classes = outputs.shape[min(1, len(outputs.shape) - 1)]
     given = {ref.name: spec for ref, spec in ((a["self"], outputs), (a["target"], targets))}
