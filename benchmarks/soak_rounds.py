@@ -364,6 +364,7 @@ def _counted_until(last: float, action: Callable[[], object]) -> int:
         action()
     finally:
         sys.setprofile(None)
+        torch.set_grad_enabled(True)  # Ctrl-C inside the end of ``torch.no_grad`` leaves gradients off
     return count
 
 
