@@ -13,13 +13,18 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from typing import Any
 
 from surefoot.cli.commands import app
+
+_MOMENT = 0.05  # seconds
 
 
 def main() -> None:
     """Run the command line and exit."""
+    sys.unraisablehook = _interrupted_again
     try:
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
@@ -27,6 +32,15 @@ def main() -> None:
         app(prog_name="surefoot")
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _interrupted_again(lost: Any) -> None:
+    """Raise a Ctrl-C again, a moment later, that Python dropped because it met a destructor or a weak reference."""
+    if issubclass(lost.exc_type, KeyboardInterrupt) and hasattr(signal, "setitimer"):
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, _MOMENT)
+    else:
+        sys.__unraisablehook__(lost)
 
 
 __all__ = ["main"]
