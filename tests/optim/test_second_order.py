@@ -258,14 +258,14 @@ def test_passes_at_the_new_weights_serve_the_next_step_on_the_same_data() -> Non
     with torch.no_grad():
         model[0].weight.mul_(1.1)
         other.load_state_dict(model.state_dict())
-    assert kept.step(x, y) == pytest.approx(float(CrossEntropy()(other(x), y)), rel=1e-5)
+    assert kept.step(x, y) == pytest.approx(CrossEntropy()(other(x), y).item(), rel=1e-5)
     other.load_state_dict(model.state_dict())
     x.mul_(0.9)
-    assert kept.step(x, y) == pytest.approx(float(CrossEntropy()(other(x), y)), rel=1e-5)
+    assert kept.step(x, y) == pytest.approx(CrossEntropy()(other(x), y).item(), rel=1e-5)
     for _ in range(3):
         kept.step(x, y)
     assert kept._ahead is not None
     assert copy.deepcopy(kept)._ahead is None
     other.load_state_dict(model.state_dict())
     classes = y.flip(0)
-    assert kept.step(x, classes) == pytest.approx(float(CrossEntropy()(other(x), classes)), rel=1e-5)
+    assert kept.step(x, classes) == pytest.approx(CrossEntropy()(other(x), classes).item(), rel=1e-5)
