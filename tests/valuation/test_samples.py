@@ -136,6 +136,44 @@ def test_errors_that_are_made_are_bounded(name: str, size: float, monkeypatch: p
     assert best > 0.5 or size > 1e-6  # the bound is sharp, so that a term left out is seen
 
 
+@pytest.mark.parametrize("size", [1e-9, 1e-3])
+@pytest.mark.parametrize("name", ["letters", "images", "attention"])
+def test_errors_of_all_samples_together_are_bounded(
+    name: str, size: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x, y = made(name, 0)
+    monkeypatch.setattr(Tape, "spare", frozenset())
+    one = Valuer.of(model, x, sf.CrossEntropy(y))
+    run = one.run(dict(model.named_parameters()))
+    exact, spoilt, root = run.value, Spoilt(monkeypatch, one.tape, 1.0), SAMPLES**0.5
+    spoilt.towards = {node: slope / root for node, slope in costates(one.tape, run).items()}
+    spoilt.size = size * root
+    bad = one.tape.run(run.parameters, one.constants, derivatives=True, light=True, rough=True)
+    assert (bad.rough, bad.samples) == (True, 0)
+    found = forward_errors(one.tape, bad, valuer.slopes_of(one.tape, bad, 0.01))
+    assert abs(bad.value - exact) <= found.total * (1 + 1e-9) + 1e-12
+    for node in one.tape.varying:
+        if isinstance(run.values.get(node.name), Tensor):
+            off = float((bad.values[node.name] - run.values[node.name]).detach().norm())
+            assert off <= found.apart[node.name] * (1 + 1e-9) + 1e-12
+
+
+@pytest.mark.parametrize("name", ["letters", "images"])
+def test_samples_are_kept_apart_where_errors_are_not_far_below_what_is_enough(name: str) -> None:
+    model, x, y = made(name, 0)
+    one, weights = Valuer.of(model, x, sf.CrossEntropy(y)), dict(model.named_parameters())
+    sharp = one.enclosed(one.run(weights)).error
+    rough = one.run(weights, light=True)
+    assert rough.rough
+    error = one.enclosed(rough, 1.0).error
+    assert error >= sharp
+    again = one.run(weights, light=True)
+    assert again.rough
+    one.enclosed(again, 2 * error)
+    apart = one.run(weights, light=True)
+    assert (apart.light, apart.rough, apart.samples) == (True, False, SAMPLES)
+
+
 def test_the_exact_value_of_attention_is_inside() -> None:
     for seed in range(4):
         model, x, y = made("attention", seed)

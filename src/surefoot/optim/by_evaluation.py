@@ -6,7 +6,6 @@ import math
 import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -136,6 +135,7 @@ class ByEvaluation:
         if self.processes is None and not is_loader(x):  # whose objective takes running statistics as they are
             self._move_buffers(x, point.statistics)
         owner.write(found.point.weights)
+        owner.watch.written(found.point.weights)
         found.point.forget_pass()
         self._point = found.point
         loss = point.value  # more precisely than before, if that was needed
@@ -287,7 +287,7 @@ class ByEvaluation:
             found = self._along(point, direction, first, self.direction, _FOREIGN_TRIALS if foreign else 24)
             if found is not None:
                 self.direction.learn(point, found.point, found.step)
-                return replace(found, length=found.step * length), ""
+                return Found(found.step, found.point, found.step * length), ""
         if isinstance(self.direction, Proposed):
             self.direction.decline()
         elif not foreign:
@@ -302,7 +302,7 @@ class ByEvaluation:
         self._fallback.learn(point, found.point, found.step)
         if not foreign:
             self.direction.learn(point, found.point, found.step)
-        return replace(found, length=found.step * point.function.layout.norm(direction)), note
+        return Found(found.step, found.point, found.step * point.function.layout.norm(direction)), note
 
     def _proximal(self, point: Point, direction: Proximal) -> Found | None:
         r"""A proximal step that is proved to descend: its size :math:`\gamma` is halved until :math:`F(u) - F(p)

@@ -103,7 +103,7 @@ class LimitedMemory(Gradient):
     def _without(self, which: int, weights: np.ndarray, vector: Tensor) -> Tensor:
         """A vector less moves, or changes, with these weights; that in double precision."""
         assert self._rows is not None
-        largest = float(np.abs(weights).max()) or 1.0
+        largest = max(weights.max(), -weights.min()) or 1.0
         scaled = torch.from_numpy(weights / largest).to(self._rows)
         return torch.sub(vector, scaled @ self._rows[which], alpha=largest)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from surefoot.graph import Graph, Source
 from surefoot.graph.checks import as_inputs
 from surefoot.graph.guard import Guard
-from surefoot.torch_private import joined, parts_of, writes_of
+from surefoot.torch_private import writes_of
 
 Tensors = dict[str, Tensor]
 State = tuple[Any, Tensors, Tensors]
@@ -60,7 +60,8 @@ class Watch:
     """
 
     def __init__(self) -> None:
-        self._left: tuple[Any, Kept, Kept] | None = None
+        self._left: State | None = None
+        self._written: Tensors | None = None  # what a step wrote into parameters, and nobody changes
         self._digest: str | None = None  # of the same, where a run is resumed
         self._seen: tuple[str, Graph, str] | None = None  # the kind of input, its graph, the name of the function
         self._inputs: tuple[tuple[Tensor, ...], tuple[int, ...] | None] = ((), None)  # of that graph, and writes
@@ -80,8 +81,7 @@ class Watch:
         _, varying, fixed = self._left
         return (
             self._guard.holds()
-            and varying.equals(self.parameters)
-            and fixed.equals(self.parameters)
+            and all(torch.equal(self.parameters[name], kept) for name, kept in (*varying.items(), *fixed.items()))
             and same_tensors(self._held(), self._buffers)
         )
 
@@ -99,19 +99,19 @@ class Watch:
     def weights(self) -> Tensors:
         """All parameters as the last step left them."""
         assert self._left is not None
-        return {**self._left[1].tensors, **self._left[2].tensors}
+        return {**self._left[1], **self._left[2]}
 
     def function_changed(self, model: nn.Module, options: str = "") -> bool:
         """Whether flags, modes, options, frozen weights or buffers are not what the last step left."""
         present = _state(model, options)
         if self._left is None:
             return self._digest is not None and self._digest != _digest_of(present)
-        fixed = present[0] == self._left[0] and same_tensors(present[2], self._left[2].tensors)
+        fixed = present[0] == self._left[0] and same_tensors(present[2], self._left[2])
         return not fixed or not same_tensors(self._held(), self._buffers)
 
     def weights_changed(self, model: nn.Module) -> bool:
         """Whether the weights that vary are not what the last step left."""
-        return self._left is not None and not same_tensors(_state(model)[1], self._left[1].tensors)
+        return self._left is not None and not same_tensors(_state(model)[1], self._left[1])
 
     def same_graph(self, x: Any) -> Graph | None:
         """The graph of the last step, if its inputs were these very tensors, unchanged."""
@@ -130,6 +130,10 @@ class Watch:
             self._seen = kind, graph, _name_of(graph)
         return self._functions.get(kind, self._seen[2]) != self._seen[2]
 
+    def written(self, values: Tensors) -> None:
+        """A step wrote these values, of the types of the parameters, which are theirs alone."""
+        self._written = values
+
     def leave(self, model: nn.Module, anew: bool, options: str = "", *, quiet: bool = False) -> None:
         """Remember the model and the options of its objective.
 
@@ -146,19 +150,21 @@ class Watch:
             self._seen = kind, graph, _name_of(graph) if anew else name
             self._functions[kind] = self._seen[2]
         if quiet and self._left is not None:
-            self._left[1].renew(self.parameters)
-            self._failures = 0
+            settings, moving, rest = self._left
+            if self._written is None:
+                self._written = _copies({name: self.parameters[name].detach() for name in moving})
+            self._left, self._failures = (settings, {**moving, **self._written}, rest), 0
         else:
             settings, moving, rest = _state(model, options)
-            self._left = settings, Kept(moving), Kept(rest)
+            self._left = settings, _copies(moving), _copies(rest)
+        self._written = None
         self._buffers = _copies(self._held())
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs."""
         digest = self._digest
         if self._left is not None:
-            settings, varying, fixed = self._left
-            digest = _digest_of((settings, varying.tensors, fixed.tensors))
+            digest = _digest_of(self._left)
         return {"left": digest, "functions": dict(self._functions)}
 
     def load(self, state: dict[str, Any]) -> None:
@@ -177,35 +183,6 @@ class Watch:
             return {}
         graph = self._seen[1]
         return {name: v.detach() for name, v in graph.held.items() if graph.leaves[name].source is Source.BUFFER}
-
-
-class Kept:
-    """Copies of tensors by name, side by side in few vectors, to be compared with the tensors later."""
-
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._shapes = {name: torch.empty(value.shape, device="meta") for name, value in tensors.items()}
-        groups: dict[Any, list[str]] = {}
-        for name, value in tensors.items():
-            groups.setdefault((value.dtype, value.device), []).append(name)
-        self._groups = list(groups.values())
-        self.renew(tensors)
-
-    @property
-    def tensors(self) -> Tensors:
-        """The copies."""
-        found: Tensors = {}
-        for names, flat in zip(self._groups, self._flat, strict=True):
-            found |= dict(zip(names, parts_of(flat, [self._shapes[name] for name in names]), strict=True))
-        return {name: found[name] for name in self._shapes}
-
-    def equals(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Whether tensors of the same names, types, places and shapes still hold the same numbers."""
-        pairs = zip(self._groups, self._flat, strict=True)
-        return all(torch.equal(joined([tensors[name] for name in names]), flat) for names, flat in pairs)
-
-    def renew(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy the tensors as they are now."""
-        self._flat = [joined([tensors[name] for name in names]) for names in self._groups]
 
 
 def _writes(tensors: tuple[Tensor, ...]) -> tuple[int, ...] | None:

@@ -109,7 +109,8 @@ def entropy(node: Node, values: Mapping[str, Any], samples: int = 0) -> tuple[Te
     if rest is None:
         rest = min(steep / (1 - steep), classes - 1.0) if steep < 1 else classes - 1.0
     doubt = rest * (1 + 2.0**-20) + 2.0**-1000
-    share = (1 + float(np.max(doubt))) * abs(total / (factor * count)) * (1 + 2.0**-20) + 2.0**-1000
+    most = float(doubt.max()) if samples else doubt
+    share = (1 + most) * abs(total / (factor * count)) * (1 + 2.0**-20) + 2.0**-1000
     error = (classes + depth(count) + 48) * abs(total) + 3 * abs(factor) * count * _spread(share, classes - 1)
     error = error * _UNIT * (1 + 1e-9) + outputs.numel() * max(1.0, abs(factor)) * 2.0**-1000
     return value, Logistic(error, doubt, factor, _ROOT * abs(factor) * steep * (1 + 2.0**-50), total)

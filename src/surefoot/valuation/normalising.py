@@ -66,7 +66,7 @@ class Normalised:
     def slopes(self, moved: Any) -> tuple[Any, Any]:
         """Jacobian and curvature where the argument may move by so much; infinite where nothing is known."""
         rho = self.least - moved / math.sqrt(self.size) * _UP
-        if not np.all(rho > 0):
+        if not (rho > 0 if isinstance(rho, float) else rho.min() > 0):
             return math.inf, math.inf
         return _UP / rho, _CURVED * _UP / (math.sqrt(self.size) * rho * rho)
 

@@ -89,6 +89,7 @@ class Run:
         light: whether nothing was noted for errors by reverse mode.
         samples: how many stay apart, so that sizes are those of each; 0 if they are not looked at.
         shifts: the names of parameters that are added to all samples alike.
+        rough: whether samples that stay apart are not looked at.
         error: of the value by forward mode, once it was asked for.
         near: how near a scalar function's argument comes to a kink, by name of the function.
         facts: of normalisations.
@@ -112,6 +113,7 @@ class Run:
     light: bool = False
     samples: int = 0
     shifts: frozenset[str] = frozenset()
+    rough: bool = False
     error: float | None = None
     near: dict[str, Near] = field(default_factory=dict)
     facts: dict[str, Normalised] = field(default_factory=dict)
@@ -198,7 +200,7 @@ class Run:
             if name not in self._matrices and value.numel():
                 rows, columns = value.shape[-2:]
                 self._matrices[name] = rows * columns, _largest(value, self.samples)
-                if not (self.samples and self.light):
+                if not (self.light and (self.samples or self.rough)):
                     gram = value.mT @ value if columns <= rows else value @ value.mT
                     self._squares[name] = 4 * rows * columns, _largest(gram, self.samples)
 

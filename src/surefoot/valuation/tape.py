@@ -211,6 +211,7 @@ class Tape:
         derivatives: bool,
         plan: Plan | None = None,
         light: bool = False,
+        rough: bool = False,
         taken: Callable[[str, Tensor], object] | None = None,
     ) -> Run:
         """The operations at these parameters, by name of the leaf.
@@ -221,13 +222,15 @@ class Tape:
             derivatives: whether the gradient is wanted too.
             plan: what to note and to keep; everything without one.
             light: whether costates and kinks are not looked at, which errors by forward mode do not need.
+            rough: whether samples are not kept apart: sizes and errors are those of all of them together.
             taken: told the gradient in each parameter that lies elsewhere, which is then dropped.
         """
         values = dict(constants.values)
         reverse = derivatives and not light
         watch = self.rounding if plan is None else plan.watch
         run = Run(self.output, self.moving, values, {}, constants, derivatives, plan is None, light)
-        run.samples, run.shifts, run.aliases, run.recipes = self.samples, self.shifts, self.aliases, self.recipes
+        run.samples, run.rough = 0 if rough else self.samples, rough and self.samples > 0
+        run.shifts, run.aliases, run.recipes = self.shifts, self.aliases, self.recipes
         if self._normalises_data:
             run.statistics = None
         keep = set() if plan is None else set(plan.keep)

@@ -24,6 +24,7 @@ _WIDEST, _LEAST = 1.0, 0.01
 _ATTEMPTS = 4
 _HOPELESS = 64.0
 _PLENTY = 2.0**-4  # of an error that is enough: what forward mode has to reach before passes are light again
+_AMPLE = 2.0**-8  # likewise, before it need not keep samples apart
 
 
 class InfiniteValue(EvaluationError):
@@ -83,6 +84,7 @@ class Valuer:
         self._slopes: Slopes | None = None
         self._drift = _WIDEST
         self._forward_decides = True  # at the last passes that might have been light
+        self._is_ample = True  # whether its error was so small that samples need not be kept apart
         self.in_single: Valuer | None = None  # the same, where that may decide
         self.obstacle = ""  # the operation beyond which nothing was proved at the last pass, in words
 
@@ -129,7 +131,9 @@ class Valuer:
     ) -> Run:
         """One pass at these weights, by path; with other inputs and targets if these are several.
 
-        With ``light`` it notes no costates where errors by forward mode were small of late. The gradient in
+        With ``light`` it notes no costates where errors by forward mode were small of late. Where they were very
+        small, it does not keep samples apart either: norms and slopes are then those of all samples together, as
+        in any function whose samples do not stay apart, which proves as much and is less sharp. The gradient in
         weights that lie elsewhere is handed to ``taken``, by path.
         """
         by_name = {leaf.name: weights[leaf.path] for leaf in self.tape.graph.parameters}
@@ -138,7 +142,10 @@ class Valuer:
         light = light and plan is not None and self._forward_decides
         leaves = self.tape.graph.leaves
         told = None if taken is None else lambda name, slope: taken(leaves[name].path, slope)
-        return self.tape.run(by_name, chosen, derivatives=derivatives, plan=plan, light=light, taken=told)
+        rough = light and self._is_ample and not self.tape.single
+        return self.tape.run(
+            by_name, chosen, derivatives=derivatives, plan=plan, light=light, rough=rough, taken=told
+        )
 
     def gradient(self, run: Run) -> dict[str, Tensor]:
         """The gradient of a pass, by path, but for what was handed over."""
@@ -170,6 +177,8 @@ class Valuer:
         if run.error is None or enough < run.error < math.inf:
             found = None if self._slopes is None else self._renewed(run, self._slopes, enough)
             run.error = math.inf if found is None else found
+            if 0 < enough < math.inf:
+                self._is_ample = run.error <= _AMPLE * enough
         return run.error
 
     def enclosed(self, run: Run, enough: float = 0.0) -> Evaluation:
