@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def _interrupted_again(lost: Any) -> None:
-    """Raise a Ctrl-C again, a moment later, that Python dropped because it met a destructor or a weak reference."""
+    """Raise a Ctrl-C again, a moment later, that Python dropped as it met a destructor or a weak reference."""
     if issubclass(lost.exc_type, KeyboardInterrupt) and hasattr(signal, "setitimer"):
         signal.signal(signal.SIGALRM, signal.default_int_handler)
         signal.setitimer(signal.ITIMER_REAL, _MOMENT)

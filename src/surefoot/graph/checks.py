@@ -45,7 +45,7 @@ def with_gradients(function: Callable[_P, _R]) -> Callable[_P, _R]:
 def as_inputs(x: Any) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     """Positional and keyword inputs from a tensor, a sequence of tensors or a mapping of names to tensors."""
     if isinstance(x, Tensor):
-        return (x,), {}
+        return (recordable(x),), {}
     args: tuple[Tensor, ...] = ()
     kwargs: dict[str, Tensor] = {}
     if isinstance(x, Mapping):

@@ -129,6 +129,7 @@ class SecondOrder(GuaranteedOptimizer):
         self._forcing = Forcing()
         self._chain: Chain | None = None  # that of the last step
         self._ahead: Autodiff | None = None  # its passes at the weights that it left
+        self._read: list[Tensor] = []  # copies of what they read: PyTorch does not count what NumPy writes
         self._again = False  # whether a step is on the data of the last one, so that these are kept
         self.processes = None if group is None else Processes(group) if outline is None else outline.processes
 
@@ -220,7 +221,8 @@ class SecondOrder(GuaranteedOptimizer):
             self._again, ahead, self._ahead = chain is self._chain, self._ahead, None
             self._chain = chain if self.processes is None and chain.batches is None else None
             objective = self.objective if chain.batches is not None else self.objective.bound_to(y)
-            return Problem(chain, objective, None, self.ridge, self.processes, ahead if self._again else None)
+            same = self._again and all(map(torch.equal, chain.inputs, self._read))
+            return Problem(chain, objective, None, self.ridge, self.processes, ahead if same else None)
         except (OracleError, EvaluationError) as error:
             raise OptimizerError(str(error)) from error
 
@@ -283,6 +285,7 @@ class SecondOrder(GuaranteedOptimizer):
             if ratio >= _ACCEPTED or plain:
                 self._relax(ratio, length)
                 self._ahead = problem.ahead
+                self._read = [] if self._ahead is None else [value.clone() for value in problem.chain.inputs]
                 rose = f"the loss rose by {after - problem.value:.3g}: take a larger damping" if ratio < 0 else ""
                 return Proposal(rounded(problem.parameters, move), 1 / step.kappa, note=rose)
             slope = problem.dot(problem.gradient.values(), (move[name] for name in problem.gradient))
