@@ -6,7 +6,7 @@
   as much as 10⁵ of them however narrow they are, so that deeper networks than 447 layers take products of norms.
   Where samples interact, or there are other layers than linear ones: exact derivatives at the weights along every
   direction (:mod:`surefoot.calculus.adjoint.dense`), if the variables hold at most 1,000 numbers, the model has at
-  most 300 operations, and the same multiplications are enough. Beyond, for the weights alone, Jacobians between
+  most 100 operations, and the same multiplications are enough. Beyond, for the weights alone, Jacobians between
   the cuts of a network (:mod:`surefoot.calculus.adjoint.composed`), in at most 1,900 gradients and 3·10¹¹
   multiplications. Balls are taken apart in few shells.
 * ``"high"``: sample by sample up to 6·10¹¹, and where the variables hold at most 12,000 numbers, exact derivatives
