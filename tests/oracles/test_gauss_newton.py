@@ -213,7 +213,7 @@ def test_what_is_too_large_or_cannot_be_batched_takes_another_way(monkeypatch: p
     model, x = build("convolution")
     chain, objective = sf.Chain(model, x), objectives(4)["labels"]
     judge = DenseModel(model, x, objective)
-    for limit, words in (("_FEW", "Gram"), ("MOST_ROWS", "on the dual"), ("MOST_DUAL", "on the dual")):
+    for limit, words in (("FEW", "Gram"), ("MOST_ROWS", "on the dual"), ("MOST_DUAL", "on the dual")):
         with monkeypatch.context() as patch:
             patch.setattr(f"surefoot.oracles.gram.{limit}", 0)
             step = gauss_newton(chain, objective, kappa=0.1, method="dual_gram")
