@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 from dataclasses import replace
 
@@ -165,6 +166,7 @@ def test_the_headline_says_what_helps_where_steps_are_of_no_use():
     assert "too short to be of use" in headline(ball)
     assert 'What helps: effort="high" may sharpen L, and surefoot.CertifiedDescent' in headline(ball)
     assert headline(replace(ball, effort="high")).endswith(alone)
+    assert headline(constructed(smoothness=math.inf, scalar=True, radius=1.0)).endswith(alone)
     for other in (constructed(scalar=True, radius=1.0), constructed(smoothness=1e13, radius=1.0)):
         assert "What helps" not in headline(other)
 

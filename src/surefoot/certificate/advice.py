@@ -81,7 +81,8 @@ def _instead(certificate: Certificate) -> str:
     """What gives steps of use where these are none: more effort, or a proof of each step; empty where neither."""
     if not certificate.scalar or certificate.wrt != "params" or certificate.flags:
         return ""
-    more = 'effort="high" may sharpen L, and ' if certificate.effort != "high" and certificate.radius else ""
+    blurred = certificate.smoothness.is_finite and certificate.effort != "high" and certificate.radius
+    more = 'effort="high" may sharpen L, and ' if blurred else ""
     return f" What helps: {more}surefoot.CertifiedDescent proves the steps that it takes, one by one."
 
 
