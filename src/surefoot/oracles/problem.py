@@ -27,7 +27,8 @@ from surefoot.objectives import Objective, ObjectiveError, Ridge
 from surefoot.processes import Processes
 from surefoot.torch_private import joined, parts_of
 
-_LARGE, _KEPT = 1 << 16, 1 << 22  # numbers of a forward pass from which it is traced, and up to which it is kept
+_LARGE, _KEPT = 1 << 16, 1 << 21  # numbers of a forward pass from which it is traced, and up to which it is kept
+_WIDE = 8  # it is not kept where outputs are more than this part of it: the loss then takes most of the memory
 
 
 class OracleError(SurefootError, ValueError):
@@ -237,7 +238,7 @@ class Problem:
             moved = {**self.point, **moved}
             if isinstance(oracle, Batched):
                 outputs = oracle.at(moved)
-            elif keep and oracle.is_traced and self._numbers <= _KEPT:
+            elif keep and oracle.is_traced and _WIDE * self.output.numel() <= self._numbers <= _KEPT:
                 self.ahead = Autodiff(self.chain.graph, self.chain.inputs, moved)
                 outputs = self.ahead.value
             else:
