@@ -37,7 +37,7 @@ _OVERHEAD = 2e5  # of launching one operation
 _LOOP = 5  # operations on vectors in an iteration of conjugate gradients
 _ENTRY = 10.0  # an entry of an element-wise operation or of a vector that is passed over
 _VECTOR = 8.0  # a product of a matrix and a vector waits for memory
-_FIRST, _LATER = 3.5, 1.8  # iterations for the first factor of ten, and the power of their number for more
+_FIRST, _LATER = 3.0, 1.8  # iterations for the first factor of ten, and the power of their number for more
 _EIGEN = 20.0  # eigenvectors of a matrix of size n: so many times n³
 _FACTOR = 3.0  # a Cholesky factor runs at a part of the speed of a product
 
