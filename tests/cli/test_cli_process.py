@@ -85,3 +85,26 @@ def test_a_terminal_without_unicode_gets_an_answer():
     found = run("models", "--search", "resnet18", PYTHONIOENCODING="ascii")
     assert found.returncode == 0
     assert "3?3 convolutions" in found.stdout
+
+
+def test_a_ctrl_c_that_meets_a_destructor_ends_the_command() -> None:
+    """Python drops what a destructor raises: the command would go on for ever."""
+    program = """
+import time
+import surefoot.cli as cli
+
+
+class Met:
+    def __del__(self):
+        raise KeyboardInterrupt
+
+
+def app(prog_name):
+    Met()
+    time.sleep(60)
+
+
+cli.app = app
+cli.main()
+"""
+    assert subprocess.run([sys.executable, "-c", program], timeout=50).returncode == 130
