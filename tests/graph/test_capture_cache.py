@@ -117,6 +117,31 @@ def test_a_changed_model_is_captured_again(change: Callable[[nn.Sequential], Non
     assert_current(model)
 
 
+scale = 2.0  # as the next model reads it, and as an attribute of the one after it is called
+
+
+class ReadsGlobal(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return scale * super().forward(x)
+
+
+class ReadsAttribute(nn.Linear):
+    scale = 2.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale * super().forward(x)
+
+
+@pytest.mark.parametrize(("kind", "is_read"), [(ReadsGlobal, True), (ReadsAttribute, False)])
+def test_globals_count_where_they_are_read_not_where_an_attribute_has_their_name(
+    kind: type[nn.Linear], is_read: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = kind(3, 2), torch.randn(4, 3)
+    before = capture(model, x)
+    monkeypatch.setitem(globals(), "scale", 3.0)
+    assert (capture(model, x) is not before) == is_read
+
+
 def test_equal_layers_may_change_places() -> None:
     model = small()
     graph = capture(model, X)

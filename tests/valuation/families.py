@@ -53,6 +53,25 @@ def kinks(m: Material) -> Subject:
     return _subject(type(act).__name__, m, model, x)
 
 
+class Slopes(nn.Module):
+    """The slope of a network with one hidden layer in its first input, squares written as products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 3), nn.Linear(3, 2, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = torch.tanh(self.first(x))
+        return self.second((1 - z * z) * self.first.weight[:, 0])
+
+
+@family
+def squares(m: Material) -> Subject:
+    """Derivatives carried along by hand, at weights and inputs of many sizes."""
+    x = m.normal(4, 2) * m.one_of(1.0, 1e-6, 30.0)
+    return _subject("slope", m, m.weights(Slopes()), x)
+
+
 @family
 def pooling(m: Material) -> Subject:
     """Largest and mean entries of windows, with ties."""

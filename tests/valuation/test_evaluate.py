@@ -164,6 +164,32 @@ def test_steep_functions_are_looked_at_where_they_are(function) -> None:
     assert found.error < 1e-10
 
 
+@pytest.mark.parametrize("square", [lambda z: z * z, lambda z: z**2, torch.square])
+def test_squares_are_as_steep_as_their_largest_entry(square) -> None:
+    """Slopes of a network in its input, written out, on so many points that norms are far above entries."""
+    torch.manual_seed(0)
+
+    class Slope(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(
+                [nn.Linear(1, 16), *(nn.Linear(16, 16) for _ in range(6)), nn.Linear(16, 1)]
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            slope = torch.ones_like(x)
+            for layer in self.layers[:-1]:
+                x = torch.tanh(layer(x))
+                slope = (1 - square(x)) * nn.functional.linear(slope, layer.weight)
+            return nn.functional.linear(slope, self.layers[-1].weight)
+
+    model, x = Slope().double(), torch.rand(300, 1, dtype=torch.float64)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3)
+    assert sf.evaluate(model, x, sf.Square(torch.cos(x))).error < 1e-11
+
+
 def test_a_first_pass_keeps_what_rules_ask_for_and_no_more() -> None:
     """The results of layers in front of gentle functions are dropped, and known by their norms."""
     torch.manual_seed(0)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import dis
 import enum
 import functools
 import hashlib
@@ -91,9 +92,10 @@ def is_library(module: str) -> bool:
 
 
 def globals_read(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """The global names that a function mentions, with their values; in modules, the names it may look up there."""
-    names, table = _names(function.__code__), function.__globals__
-    for name in names:
+    """The global names that a function reads, with their values; in modules, the names it may look up there."""
+    table = function.__globals__
+    read, names = _names(function.__code__)
+    for name in read:
         if name in table:
             yield name, table[name]
             if isinstance(table[name], types.ModuleType):
@@ -102,9 +104,14 @@ def globals_read(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _names(code: types.CodeType) -> tuple[str, ...]:
-    inner = (name for item in code.co_consts if isinstance(item, types.CodeType) for name in _names(item))
-    return tuple(dict.fromkeys((*code.co_names, *inner)))
+def _names(code: types.CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names that code reads from its globals, and all names in it, those of attributes too."""
+    read = [i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
+    names = list(code.co_names)
+    for inner in (_names(item) for item in code.co_consts if isinstance(item, types.CodeType)):
+        read += inner[0]
+        names += inner[1]
+    return tuple(dict.fromkeys(read)), tuple(dict.fromkeys(names))
 
 
 def closure_of(function: types.FunctionType) -> dict[str, Any]:

@@ -318,7 +318,7 @@ def _asked(found: Slopes, graph: Graph, node: Node, enclosures: Mapping[str, Enc
         for name in node.inputs if enclosures[name].value is None
     }  # fmt: skip
     blunt = rule(Call(node, {**enclosures, **reached}))
-    if node.op == "surefoot.scalar" and (_is_moderate(blunt) or pieces(node.args[1])[0]):
+    if node.op == "surefoot.scalar" and (_is_moderate(blunt, _GENTLE) or pieces(node.args[1])[0]):
         return slope_of(node, blunt)
     sharp = rule(Call(node, enclosures))
     whole = _as_one(found, node, sharp)
@@ -388,8 +388,8 @@ def _is_finite(bounds: Bounds) -> bool:
     return all(amount.is_finite for amount in (*bounds.jacobian.values(), *bounds.curvature.values()))
 
 
-def _is_moderate(bounds: Bounds) -> bool:
-    return _is_finite(bounds) and all(amount <= _STEEP for amount in bounds.jacobian.values())
+def _is_moderate(bounds: Bounds, steepest: float = _STEEP) -> bool:
+    return _is_finite(bounds) and all(amount <= steepest for amount in bounds.jacobian.values())
 
 
 def _same(first: Bounds, second: Bounds, slots: set[str]) -> bool:
