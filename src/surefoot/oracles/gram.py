@@ -244,9 +244,8 @@ class Pass:
         """For each layer the slopes of all columns: samples × columns × the rest of the shape of its result."""
         targets = [self.values[tap.node.name] for tap in taps]
         count = factor.columns
-        whole = [target.detach().new_empty(len(target), count, *target.shape[1:]) for target in targets]
         if not targets or not count or not self.output.requires_grad:
-            return [slopes.zero_() for slopes in whole]
+            return [target.new_zeros(len(target), count, *target.shape[1:]) for target in targets]
         if count == 1:
             return [slope.unsqueeze(1) for slope in self.pull(targets, next(self._columns(factor)))]
         if sum(target.numel() for target in targets) <= FEW:
@@ -254,6 +253,7 @@ class Pass:
             columns = factor.all_columns(self.output.dtype, self.output.device)
             together = gradients(self.output, targets, columns)
             return [slopes.transpose(0, 1) for slopes in together]
+        whole = [target.new_empty(len(target), count, *target.shape[1:]) for target in targets]
         for j, column in enumerate(self._columns(factor)):
             for slopes, found in zip(whole, self.pull(targets, column), strict=True):
                 slopes[:, j] = found
