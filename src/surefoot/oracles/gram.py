@@ -232,12 +232,12 @@ class Pass:
         self.values = {name: value.detach() for name, value in self.values.items() if name in needed}
         self.output = self.output.detach()
 
-    def pull(self, targets: list[Tensor], slope: Tensor) -> list[Tensor]:
-        """The gradients of the output along a slope; each counts as a call of the oracle."""
+    def pull(self, targets: list[Tensor], slope: Tensor, last: bool = False) -> list[Tensor]:
+        """The gradients of the output along a slope; each counts as a call of the oracle, and one may be the last."""
         self.problem.autodiff.calls += 1
         if not self.output.requires_grad:
             return [torch.zeros_like(target) for target in targets]
-        found = torch.autograd.grad(self.output, targets, slope, retain_graph=True, allow_unused=True)
+        found = torch.autograd.grad(self.output, targets, slope, retain_graph=not last, allow_unused=True)
         return [torch.zeros_like(t) if f is None else f for t, f in zip(targets, found, strict=True)]
 
     def slopes(self, taps: list[Tap], factor: Factor | Rows) -> list[Tensor]:

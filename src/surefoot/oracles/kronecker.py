@@ -55,13 +55,14 @@ class Kronecker:
 
     def __init__(self, problem: Problem) -> None:
         self._weights, dtype = {path: problem.weight(path) for path in problem.parameters}, problem.output.dtype
-        factor = factor_of(problem, dtype)
-        signs = torch.randint(0, 2, (factor.samples, factor.columns), generator=torch.Generator().manual_seed(0))
+        factor = factor_of(problem, dtype, slope=False)
+        shape, generator = (factor.samples, factor.columns), torch.Generator().manual_seed(0)
+        signs = torch.randint(0, 2, shape, generator=generator, dtype=torch.int8)
         with torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
             run = Pass(problem, layers_of(problem.chain.graph))
-            slope = factor.forth((2.0 * signs - 1).to(run.output.device, dtype))
+            slope = factor.forth(signs.mul_(2).sub_(1).to(run.output.device, dtype))
             targets = [run.values[tap.node.name] for tap in run.taps]
-            found = run.pull([*targets, *run.parameters.values()], slope)
+            found = run.pull([*targets, *run.parameters.values()], slope, last=True)
             del targets
         run.keep_inputs()
         squares = [part.square() for part in found[len(run.taps) :]]
