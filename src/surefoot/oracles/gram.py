@@ -18,9 +18,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from surefoot.graph import Graph, Leaf, Node
+from surefoot.graph.checks import differentiable_attention
 from surefoot.graph.nodes import Ref
 from surefoot.operations.common import separate
 from surefoot.operations.gram import wide
@@ -74,7 +74,7 @@ def assemble(problem: Problem, factor: Factor) -> Gram | None:
     if size > MOST_DUAL:
         return None
     sums = Sums(problem.output, size)
-    with torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+    with differentiable_attention():
         pass_ = pass_of(problem, factor)
         taps, rest = pass_.taps, pass_.rest
         held = sum(leaf.spec.numel for leaf in rest) + sum(tap.node.numel // factor.samples for tap in taps)
@@ -133,7 +133,7 @@ def jacobian(problem: Problem, factor: Factor) -> Tensor:
     """RᵀJ in the precision of the model: samples · columns × the parameters side by side."""
     size, paths = factor.samples * factor.columns, list(problem.parameters)
     sizes = [value.numel() for value in problem.parameters.values()]
-    with torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+    with differentiable_attention():
         whole = problem.output.new_zeros(size, sum(sizes))
         parts = dict(zip(paths, whole.split(sizes, dim=1), strict=True))
         pass_ = pass_of(problem, factor)
@@ -233,7 +233,7 @@ class Pass:
         self.output = self.output.detach()
 
     def pull(self, targets: list[Tensor], slope: Tensor, last: bool = False) -> list[Tensor]:
-        """The gradients of the output along a slope; each counts as a call of the oracle, and one may be the last."""
+        """The gradients of the output along a slope, perhaps the last one; each counts as a call of the oracle."""
         self.problem.autodiff.calls += 1
         if not self.output.requires_grad:
             return [torch.zeros_like(target) for target in targets]

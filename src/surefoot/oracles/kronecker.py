@@ -30,9 +30,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from surefoot.graph import Graph
+from surefoot.graph.checks import differentiable_attention
 from surefoot.graph.nodes import Ref
 from surefoot.operations.call import Use
 from surefoot.operations.gram import convolution_rows, linear_rows, unfolded
@@ -58,7 +58,7 @@ class Kronecker:
         factor = factor_of(problem, dtype, slope=False)
         shape, generator = (factor.samples, factor.columns), torch.Generator().manual_seed(0)
         signs = torch.randint(0, 2, shape, generator=generator, dtype=torch.int8)
-        with torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        with differentiable_attention():
             run = Pass(problem, layers_of(problem.chain.graph))
             slope = factor.forth(signs.mul_(2).sub_(1).to(run.output.device, dtype))
             targets = [run.values[tap.node.name] for tap in run.taps]
