@@ -33,6 +33,25 @@ def _epochs(model: nn.Module, x: Tensor, y: Tensor) -> float:
     return sf.ProvedEpochs(adam, sf.CrossEntropy(), [(x[:8], y[:8]), (x[8:], y[8:])], model=model).step()
 
 
+def _passes(chain: sf.Chain, traced: bool = False) -> list[float]:
+    oracle = chain.autodiff()
+    if traced:
+        oracle.trace()
+    slope, v = torch.ones_like(oracle.value), {path: torch.ones_like(u) for path, u in chain.parameters.items()}
+    found = [*oracle.pullback(slope).values(), oracle.pushforward(v), *oracle.bent(v, slope, slope).values()]
+    return [float(part.double().sum()) for part in (oracle.value, *found)]
+
+
+def _shortened(chain: sf.Chain, objective: sf.objectives.Objective) -> float:
+    step = sf.oracles.gradient(chain, objective, kappa=1e-2)
+    return sf.oracles.line_search(chain, objective, step).length
+
+
+def _matrices(chain: sf.Chain, objective: sf.objectives.Objective) -> list[float]:
+    layers = sf.oracles.linear_quadratic(chain, objective)
+    return [float(part.dense().double().sum()) for one in layers for part in (one.A, one.B, one.P, one.Q, one.R)]
+
+
 Call = Callable[[nn.Module, Tensor, Tensor], Any]
 CALLS: dict[str, Call] = {
     "evaluate": lambda m, x, y: sf.evaluate(m, x, sf.CrossEntropy(y)).value,
@@ -53,6 +72,11 @@ CALLS: dict[str, Call] = {
         sf.Chain(m, x), sf.CrossEntropy(y), kappa=0.1
     ).model_decrease,
     "newton": lambda m, x, y: sf.oracles.newton(sf.Chain(m, x), sf.CrossEntropy(y), kappa=1.0).model_decrease,
+    "line search": lambda m, x, y: _shortened(sf.Chain(m, x), sf.CrossEntropy(y)),
+    "linear_quadratic": lambda m, x, y: _matrices(sf.Chain(m.eval(), x), sf.CrossEntropy(y)),
+    "passes": lambda m, x, y: _passes(sf.Chain(m, x)),
+    "passes, traced": lambda m, x, y: _passes(sf.Chain(m.eval(), x), traced=True),
+    "passes of batches": lambda m, x, y: _passes(sf.Chain(m.eval(), [(x[:9], y[:9]), (x[9:], y[9:])])),
     "CertifiedDescent": lambda m, x, y: _losses(sf.CertifiedDescent(m, sf.CrossEntropy()), x, y),
     "CertifiedDescent, ball": lambda m, x, y: _losses(
         sf.CertifiedDescent(m, sf.CrossEntropy(), proof="ball"), x, y

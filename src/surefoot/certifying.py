@@ -29,7 +29,7 @@ from surefoot.valuation.streamed import StreamedValuer
 from surefoot.valuation.valuer import Evaluation, EvaluationError, Valuer
 
 
-@with_gradients
+@with_gradients()
 def certify(
     model: nn.Module,
     x: Any,
@@ -167,7 +167,7 @@ def _with_curvature(
     return certificate if curvature is None else replace(certificate, curvature=curvature)
 
 
-@with_gradients
+@with_gradients()
 def evaluate(
     model: nn.Module, x: Any, objective: nn.Module, y: Any = None, group: Any = None, *, enough: float = 0.0
 ) -> Evaluation:

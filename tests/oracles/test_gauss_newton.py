@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.second_order import peak
 from torch import nn
 
 import surefoot as sf
@@ -20,6 +21,7 @@ from surefoot.oracles.dual_gram import DualGram
 from surefoot.oracles.dynamic import solve_dynamic
 from surefoot.oracles.factor import factor_of
 from surefoot.oracles.gram import assemble
+from surefoot.oracles.primal_gram import PrimalGram
 from surefoot.oracles.problem import Problem
 
 METHODS = ("dual", "dual_gram", "primal", "primal_gram", "dynamic")
@@ -190,6 +192,22 @@ def test_the_gram_matrix_serves_every_kappa_and_every_weight() -> None:
             assert problem.autodiff.calls - before <= 9  # no further slopes of layers
             judge = DenseModel(model, x, objective, ridge)
             assert judge.error(step, "gauss_newton") < 1e-8
+
+
+@pytest.mark.parametrize(("oracle", "width", "samples"), [(DualGram, 40, 400), (PrimalGram, 100, 60)])
+def test_another_kappa_takes_no_further_memory(oracle: Any, width: int, samples: int) -> None:
+    """The Cholesky factor of the last one is dropped before."""
+    torch.manual_seed(0)
+    rows = nn.Sequential(nn.Linear(2, width), nn.Tanh(), nn.Linear(width, 1), nn.Flatten(), nn.AvgPool1d(3))
+    chain = sf.Chain(rows.double(), torch.randn(samples, 3, 2, dtype=F64))
+    objective = sf.Square(torch.randn(samples, 1, dtype=F64))
+
+    def solve(*kappas: float) -> None:
+        system = oracle(Problem(chain, objective))
+        assert all("Cholesky" in system.solve(kappa, 1e-10).status for kappa in kappas)
+
+    solve(1e-3)
+    assert peak(lambda: solve(1e-6, 1e-7)) < 1.1 * peak(lambda: solve(1e-6))
 
 
 def test_layers_are_found_where_samples_are_apart_and_only_there() -> None:

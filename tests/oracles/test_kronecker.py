@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import weakref
 from itertools import pairwise
 
 import pytest
 import torch
+from benchmarks.second_order import peak
 from torch import Tensor, nn
 
 import surefoot as sf
 from judges.steps import DenseModel, flat
 from surefoot.optim import GaussNewton
 from surefoot.optim.preconditioning import Preconditioning
+from surefoot.oracles import kronecker
 from surefoot.oracles.choice import Sizes
 from surefoot.oracles.kronecker import Kronecker
 from surefoot.oracles.primal import Primal
@@ -146,3 +151,50 @@ def test_preconditioned_steps_descend() -> None:
     losses = [optimizer.step(x, y) for _ in range(5)]
     assert all(after < before for before, after in pairwise(losses))
     assert flat(dict(model.named_parameters())).isfinite().all()
+
+
+PATCHES = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 8, 5, padding=2), nn.AvgPool2d(8))
+LAYERS = {
+    "convolutions": (nn.Sequential(PATCHES, nn.Flatten()), (50, 1, 8, 8)),
+    "sequences": (nn.Sequential(nn.Conv1d(2, 3, 2, stride=2, bias=False), nn.Flatten()), (40, 2, 6)),
+    "several rows of a sample": (nn.Sequential(nn.Linear(3, 4), nn.Flatten()), (30, 5, 3)),
+    "fewer rows than inputs": (nn.Linear(60, 4), (12, 60)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_factors_from_a_few_samples_at_a_time_are_those_from_all(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model, shape = LAYERS[name]
+    model, x = copy.deepcopy(model).double(), torch.randn(shape, dtype=F64)
+    objective = sf.Square(torch.randn_like(model(x)))
+    problem = Problem(sf.Chain(model, x), objective)
+    parts = {path: torch.randn_like(value) for path, value in problem.parameters.items()}
+    found = []
+    for numbers in (1, 700, 10**9):
+        monkeypatch.setattr(kronecker, "_PIECE", numbers)
+        found.append(flat(Kronecker(problem).inverse(0.1, parts)))
+    assert torch.allclose(found[0], found[2], rtol=1e-9, atol=1e-12)
+    assert torch.allclose(found[1], found[2], rtol=1e-9, atol=1e-12)
+
+
+def test_patches_are_never_held_all_at_once() -> None:
+    """They are 25 times as large as what the second layer reads, which a gradient holds."""
+    torch.manual_seed(0)
+    model, x, objective = LAYERS["convolutions"][0], torch.randn(1000, 1, 8, 8), sf.Square(torch.zeros(1000, 8))
+    problem = Problem(sf.Chain(model, x), objective)
+    gradient = peak(lambda: torch.autograd.grad(objective(model(x)), list(model.parameters())))
+    assert peak(lambda: Kronecker(problem)) < 2 * gradient
+
+
+def test_factors_do_not_hold_the_passes_of_their_point() -> None:
+    """They are kept for some steps."""
+    model, x = nn.Linear(3, 2), torch.randn(5, 3)
+    problem = Problem(sf.Chain(model, x), sf.Square(torch.zeros(5, 2)))
+    factors, held = Kronecker(problem), weakref.ref(problem)
+    del problem
+    gc.collect()
+    assert held() is None
+    assert factors.inverse(1.0, dict(model.named_parameters())).keys() == {"weight", "bias"}

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.chain.recorded import Recorded, Take, bound, differentiable_attention
+from surefoot.chain.recorded import Recorded, Take, bound
 from surefoot.chain.traced import Traced, find, is_traced, refuse, trace
 from surefoot.errors import ChainError
 from surefoot.graph import Graph
-from surefoot.graph.checks import recordable
+from surefoot.graph.checks import differentiable_attention, recordable, with_gradients
 
 
 class Autodiff:
@@ -47,6 +47,7 @@ class Autodiff:
     (tensor([[7.]]), 2)
     """
 
+    @with_gradients()
     def __init__(
         self,
         graph: Graph,
@@ -55,9 +56,8 @@ class Autodiff:
         along: Mapping[str, Tensor] | None = None,
     ) -> None:
         frozen, self.calls = {leaf.path for leaf in graph.frozen}, 0
-        with torch.inference_mode(False):
-            values = {path: recordable(value).detach() for path, value in parameters.items()}
-            self._at = graph, values, [recordable(value).detach() for value in inputs]
+        values = {path: recordable(value).detach() for path, value in parameters.items()}
+        self._at = graph, values, [recordable(value).detach() for value in inputs]
         self._leaves = {path: v for path, v in values.items() if path not in frozen and v.is_floating_point()}
         names = {leaf.path: leaf.name for leaf in graph.parameters}
         self._names = {path: names[path] for path in self._leaves if path in names}
@@ -72,6 +72,7 @@ class Autodiff:
         """Whether its passes were traced."""
         return isinstance(self._way, Traced)
 
+    @with_gradients()
     def trace(self) -> None:
         r"""Trace the passes, for this oracle and for all of the same graph that are made from now on.
 
@@ -81,7 +82,7 @@ class Autodiff:
         if self.is_traced or not self._names:
             return
         values, run = bound(*self._at)
-        with torch.inference_mode(False), differentiable_attention():
+        with differentiable_attention():
             passes = trace(self._at[0], values, self._names, run)
         if passes is None:
             return
@@ -103,6 +104,7 @@ class Autodiff:
         passes = find(self._at[0], values, self._names)
         return None if passes is None else Traced(passes, values, self._leaves)
 
+    @with_gradients()
     def pullback(self, slope: Tensor | Sequence[Tensor], take: Take | None = None) -> dict[str, Tensor]:
         r"""The gradient-vector product :math:`\nabla\psi(u)\mu`, by parameter path.
 
@@ -120,12 +122,14 @@ class Autodiff:
         self.calls += 1
         return self._way.pull(slopes) if take is None else self._recorded().pull(slopes, take)
 
+    @with_gradients()
     def pull_onto(self, sums: Mapping[str, Tensor], slope: Tensor) -> None:
         r"""Add :math:`\nabla\psi(u)\mu` to tensors by path, for one output; no second set of them is held."""
         _check_like("the slope", slope, "the value", self._outputs[0])
         self.calls += 1
         self._way.pull_onto(sums, slope)
 
+    @with_gradients()
     def pushforward(self, direction: Mapping[str, Tensor]) -> Any:
         r"""The Jacobian-vector product :math:`\nabla\psi(u)^\top v`, of the shape of the value.
 
@@ -141,6 +145,7 @@ class Autodiff:
         self.calls += 1
         return _one_or_all(self._way.push(direction))
 
+    @with_gradients()
     def bent(
         self, direction: Mapping[str, Tensor], slope: Tensor, curved: Tensor, take: Take | None = None
     ) -> dict[str, Tensor]:
@@ -148,7 +153,7 @@ class Autodiff:
         along the slope μ times the direction v, and the pull-back of c. It counts as one call.
         """
         self.calls += 1
-        return self._recorded().bent(direction, slope, curved, take)
+        return self._recorded().bent(direction, recordable(slope), curved, take)
 
     def _recorded(self) -> Recorded:
         if isinstance(self._way, Traced):  # of first derivatives

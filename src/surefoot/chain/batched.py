@@ -23,6 +23,7 @@ from surefoot.chain.autodiff import Autodiff
 from surefoot.chain.recorded import Take, run_graph
 from surefoot.errors import ChainError
 from surefoot.graph import Graph
+from surefoot.graph.checks import with_gradients
 from surefoot.processes import Processes
 
 Piece = tuple[Graph, Sequence[Tensor]]
@@ -144,6 +145,7 @@ class Batched:
         self._shared(parameters)
         return self._whole(self._together(lambda: self._outputs(parameters)))
 
+    @with_gradients()
     def _outputs(self, parameters: Mapping[str, Tensor]) -> list[Tensor]:
         with torch.no_grad():
             found = [run_graph(graph, parameters, inputs) for graph, inputs in self._pieces()]

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from surefoot.graph import Graph
+from surefoot.graph.checks import differentiable_attention
 from surefoot.graph.nodes import Node, in_double, run_widened
 from surefoot.graph.structure import outputs_of
 from surefoot.torch_private import Deferred
@@ -47,7 +47,7 @@ class Recorded:
         leaves: Mapping[str, Tensor],
         along: Mapping[str, Tensor] | None = None,
     ) -> None:
-        with torch.inference_mode(False), torch.enable_grad(), differentiable_attention():
+        with differentiable_attention():
             self._leaves = {path: value.requires_grad_() for path, value in leaves.items()}
             ahead = None if along is None else _pushed_ahead(graph, parameters, inputs, along)
             outputs, pushed = ahead or (run_graph(graph, parameters, inputs), None)
@@ -105,7 +105,7 @@ class Recorded:
 
     def _at_symbolic_slope(self) -> tuple[tuple[Tensor, ...], dict[str, GradientEdge]]:
         """The pull-back at a symbolic slope, kept for all later push-forwards: that slope, and the graph."""
-        with torch.inference_mode(False), torch.enable_grad(), differentiable_attention():
+        with differentiable_attention():
             unknown = tuple(o.new_zeros(()).expand_as(o).requires_grad_() for o in self.outputs)
             with saved_tensors_hooks(_without_zeros, lambda kept: kept[0].expand(kept[1])):
                 return unknown, self._edges(unknown)
@@ -115,7 +115,7 @@ class Recorded:
     ) -> dict[str, Tensor]:
         """The curvature along the slope times the direction, and the pull-back of what is curved."""
         outputs: list[Any] = [output for output in self.outputs if output.requires_grad]
-        with torch.inference_mode(False), torch.enable_grad(), differentiable_attention():
+        with differentiable_attention():
             edges = self._edges((slope,))
         paths = [path for path in direction if path in edges]
         weights = [curved] * len(outputs) + [direction[path] for path in paths]
@@ -202,8 +202,3 @@ def _without_zeros(saved: Tensor) -> Any:
         return saved, saved.shape
     zero = not bool(saved[(0,) * saved.dim()]) and not bool(saved.any())  # most do not begin with zero
     return saved.new_zeros(()) if zero else saved, saved.shape
-
-
-def differentiable_attention() -> Any:
-    """A context in which attention is computed so that it has second derivatives: the fused kernels have none."""
-    return sdpa_kernel(SDPBackend.MATH)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from functools import wraps
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parameter import is_lazy
 
 from surefoot.errors import CaptureError
@@ -18,28 +18,26 @@ from surefoot.graph.sharded import Sharded
 from surefoot.graph.structure import Graph
 from surefoot.torch_private import Dropout, is_sharded, lies_elsewhere
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 
-
-def with_gradients(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """The same function with automatic differentiation on and autocast off, in whatever mode its caller is.
+@contextmanager
+def with_gradients() -> Iterator[None]:
+    """A context, or a decorator, with automatic differentiation on and autocast off, in whatever mode one is.
 
     Under ``torch.no_grad()`` and ``torch.inference_mode()`` PyTorch records nothing. Slopes would then be missing,
     or zero, and a proof that starts from them would be about another function. Autocast rounds factors.
     """
+    with ExitStack() as modes:
+        modes.enter_context(torch.inference_mode(False))
+        modes.enter_context(torch.enable_grad())
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                modes.enter_context(torch.autocast(device, enabled=False))
+        yield
 
-    @wraps(function)
-    def called(*args: _P.args, **options: _P.kwargs) -> _R:
-        with ExitStack() as modes:
-            modes.enter_context(torch.inference_mode(False))
-            modes.enter_context(torch.enable_grad())
-            for device in ("cpu", "cuda"):
-                if torch.is_autocast_enabled(device):
-                    modes.enter_context(torch.autocast(device, enabled=False))
-            return function(*args, **options)
 
-    return called
+def differentiable_attention() -> Any:
+    """A context in which attention is computed so that it has second derivatives: the fused kernels have none."""
+    return sdpa_kernel(SDPBackend.MATH)
 
 
 def as_inputs(x: Any) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:

@@ -25,7 +25,7 @@ from torch.export import ExportedProgram
 
 import surefoot
 from surefoot.errors import CaptureError, SurefootError
-from surefoot.graph.checks import select_outputs
+from surefoot.graph.checks import select_outputs, with_gradients
 from surefoot.graph.flatten import Flat, MasksAsIndices, has_transforms, places_of
 from surefoot.graph.nodes import PREFIX, module_path
 from surefoot.graph.preserve import Change, Watch
@@ -164,9 +164,7 @@ class _Selected(nn.Module):
 
 def _usable(value: Tensor) -> Tensor:
     """An input that can be traced: forward-mode derivatives of a view, such as x[::2], cannot."""
-    if not (value.is_inference() or is_view(value)):
-        return value
-    return value.detach().clone().requires_grad_(value.requires_grad)
+    return value.detach().clone().requires_grad_(value.requires_grad) if is_view(value) else value
 
 
 def _tables(model: nn.Module) -> dict[str, Tensor]:
@@ -206,12 +204,7 @@ def _as_if_alone(model: nn.Module) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(False)
         for module in averaging:
             module.momentum = 0.0
-        with contextlib.ExitStack() as stack:
-            plain = [torch.autocast(device, enabled=False) for device in ("cpu", "cuda")]
-            gradients = torch.inference_mode(False), torch.enable_grad()
-            allowed = constants_allowed(), distributions_unchecked()
-            for context in (*plain, *allowed, _global_hooks_within(model), *gradients):
-                stack.enter_context(context)
+        with constants_allowed(), distributions_unchecked(), _global_hooks_within(model), with_gradients():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_attention)

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from surefoot.domains import Region
 from surefoot.graph import Graph
+from surefoot.graph.checks import differentiable_attention
 from surefoot.operations.evaluation import evaluate_in_double, fold_in_double
 
 _Factor = Callable[[float, float], float]
@@ -119,7 +119,7 @@ class Function:
 
     def __call__(self, point: Tensor) -> Tensor:
         """The outputs at a point as one vector, differentiable."""
-        with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
+        with differentiable_attention():
             outputs = evaluate_in_double(self._graph, {**self._fixed, **self._space.split(point)})
         if self._objective is None:
             return flat([output for output in outputs if output.is_floating_point()])
@@ -178,7 +178,7 @@ def gradient(output: Tensor, argument: Tensor, weight: Tensor, *, again: bool = 
     if not output.requires_grad:
         return torch.zeros_like(argument)
     try:
-        with sdpa_kernel(SDPBackend.MATH):
+        with differentiable_attention():
             (slope,) = torch.autograd.grad(
                 output, argument, weight, retain_graph=True, create_graph=again, allow_unused=True
             )

@@ -149,7 +149,7 @@ _LIKELY, _PRODUCTS, _FAILURE = 0.3, 60, 1e-12  # of the probable bound: part of 
 _APART = 0x5EED  # keeps the random start apart from the random numbers that the weights are made of
 
 
-@with_gradients
+@with_gradients()
 def estimate(
     model: nn.Module,
     x: Any,

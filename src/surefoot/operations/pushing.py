@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from surefoot.enclosure import norm
+from surefoot.graph.checks import differentiable_attention
 from surefoot.magnitude import Magnitude
 from surefoot.operations.call import Bounds, Call, Slot
 from surefoot.operations.evaluation import run_in_double
@@ -86,7 +86,7 @@ def differentiated(call: Call, tangents: Mapping[Slot, Tensor]) -> Tensor:
 
 def _push_forward(function: Callable[..., Any], point: tuple[Tensor, ...], tangents: tuple[Tensor, ...]) -> Tensor:
     """The directional derivative, by forward differentiation or, where an operation has none, twice backward."""
-    with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
+    with differentiable_attention(), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, at its first forward derivative
         try:
             return torch.func.jvp(function, point, tangents)[1]

@@ -118,7 +118,7 @@ class GuaranteedOptimizer(KnownFunction):
         raise NotImplementedError
 
     @hooked
-    @with_gradients
+    @with_gradients()
     def step(self, x: Any = None, y: Any = None, closure: Closure | None = None) -> float:  # type: ignore[override]
         """One step on the batch; returns the loss before it.
 

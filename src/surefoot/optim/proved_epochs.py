@@ -175,7 +175,7 @@ class ProvedEpochs:
 
         return self._led(spend)
 
-    @with_gradients
+    @with_gradients()
     def _led(self, train: Callable[[], float]) -> float:
         """Process 0 trains and decides; afterwards all have its weights and its history."""
         joint = self._batches

@@ -22,10 +22,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from surefoot.graph import Graph, Source
-from surefoot.graph.checks import as_inputs
+from surefoot.graph.checks import as_inputs, differentiable_attention
 from surefoot.objectives import Objective
 from surefoot.operations.evaluation import evaluate_in_double
 
@@ -149,7 +148,7 @@ class InDouble:
             values[name] = value.detach().double() if value.is_floating_point() else value
             if leaf.source is Source.PARAMETER:
                 self._leaves[leaf.path] = values[name] = values[name].clone().requires_grad_()
-        with torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        with differentiable_attention():
             (self.outputs,) = evaluate_in_double(graph, values)
 
     @cached_property

@@ -30,6 +30,7 @@ from surefoot.oracles.gram import Gram, assemble
 from surefoot.oracles.gram_pieces import assemble_pieces
 from surefoot.oracles.primal import LOOSE
 from surefoot.oracles.problem import Problem, Step, reached_status
+from surefoot.oracles.symmetric import cholesky
 
 _ROUNDS = 8  # of refinement
 _FRACTION = 0.5  # of the tolerance that conjugate gradients aim at, so that the measured residual is below it
@@ -68,7 +69,7 @@ class DualGram:
             judged: whether the residual of the result is measured by passes where the tolerance is not loose; if
                 not, vectors of parameters are in the precision of the model.
         """
-        before = self.problem.autodiff.calls
+        before, self._last = self.problem.autodiff.calls, None  # no two Cholesky factors are held
         system = DualSystem(self.problem, kappa, self.accumulate if judged else None, self.factor)
         if self.gram is None:
             return solve_dual(self.problem, kappa, tolerance, self.accumulate, warm_start)
@@ -167,7 +168,7 @@ class _Matrix:
             if reached <= aim**2:
                 return run.x, reached**0.5
             run.step()
-        self._cholesky = self._factored(r)
+        self._cholesky = cholesky(lambda: self._formed(r))
         return self._by_factor(r, aim)
 
     def _worth(self) -> int:
@@ -182,22 +183,13 @@ class _Matrix:
         iteration = 2 * features * (4 * d + 2 * samples**2) + 8 * 2 * d * d * len(self._dense) + 1e6
         return int(forming / iteration)
 
-    def _factored(self, like: Tensor) -> Tensor:
-        """The Cholesky factor of S, in double precision if single is not enough: it reads the lower triangle."""
-        matrix = self._formed(like)
-        if int(_factor_in_place(matrix)):
-            matrix = self._formed(like).double()
-            matrix.diagonal().add_(torch.finfo(like.dtype).eps * float(matrix.diagonal().sum()))
-            return torch.linalg.cholesky(matrix)
-        return matrix
-
     def _formed(self, like: Tensor) -> Tensor:
         """S, its lower triangle."""
         total = like.new_zeros(self._size, self._size)
         for scale, matrix in self._dense:
             matrix.lower(scale, onto=total)
         if self._outers is not None:
-            total += self._outers.dense(self._kernels)
+            self._outers.add_to(total, self._kernels)
         total.diagonal().add_(1.0)
         return total
 
@@ -217,10 +209,3 @@ class _Matrix:
         column = r.reshape(-1, 1).to(self._cholesky.dtype)
         half = torch.linalg.solve_triangular(self._cholesky, column, upper=False)
         return torch.linalg.solve_triangular(self._cholesky.mT, half, upper=True).to(r.dtype).view_as(r)
-
-
-def _factor_in_place(matrix: Tensor) -> Tensor:
-    """Write the lower Cholesky factor over a lower triangle; 0, or the number of a minor that is not positive."""
-    failed = torch.empty((), dtype=torch.int32, device=matrix.device)
-    torch.linalg.cholesky_ex(matrix.mT, upper=True, out=(matrix.mT, failed))  # by columns: nothing is copied
-    return failed

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from surefoot.graph.checks import differentiable_attention
 from surefoot.oracles.factored import MODELS, Factored, Form, Layer, Model
 from surefoot.oracles.problem import OracleError, Problem, Step, check_kappa, refused, solved_status
 from surefoot.oracles.riccati import Elimination, Policy
@@ -44,7 +44,7 @@ def solve_dynamic(problem: Problem, kappa: float, model: Model, double: bool = T
     kappa = check_kappa(kappa)
     if model not in MODELS:
         raise OracleError(f"the model is one of {', '.join(MODELS)}, got {model!r}")
-    with torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+    with differentiable_attention():
         factored = Factored(problem, model, form)
         doubled, unbounded, where = 0, None, ""
         while isinstance(eliminations := _eliminate(factored, kappa), int):

@@ -18,9 +18,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from surefoot.graph import Graph, Leaf, Node
+from surefoot.graph.checks import differentiable_attention
 from surefoot.graph.nodes import Ref
 from surefoot.operations.common import separate
 from surefoot.operations.gram import wide
@@ -74,7 +74,7 @@ def assemble(problem: Problem, factor: Factor) -> Gram | None:
     if size > MOST_DUAL:
         return None
     sums = Sums(problem.output, size)
-    with torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+    with differentiable_attention():
         pass_ = pass_of(problem, factor)
         taps, rest = pass_.taps, pass_.rest
         held = sum(leaf.spec.numel for leaf in rest) + sum(tap.node.numel // factor.samples for tap in taps)
@@ -133,7 +133,7 @@ def jacobian(problem: Problem, factor: Factor) -> Tensor:
     """RᵀJ in the precision of the model: samples · columns × the parameters side by side."""
     size, paths = factor.samples * factor.columns, list(problem.parameters)
     sizes = [value.numel() for value in problem.parameters.values()]
-    with torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+    with differentiable_attention():
         whole = problem.output.new_zeros(size, sum(sizes))
         parts = dict(zip(paths, whole.split(sizes, dim=1), strict=True))
         pass_ = pass_of(problem, factor)
@@ -232,21 +232,20 @@ class Pass:
         self.values = {name: value.detach() for name, value in self.values.items() if name in needed}
         self.output = self.output.detach()
 
-    def pull(self, targets: list[Tensor], slope: Tensor) -> list[Tensor]:
-        """The gradients of the output along a slope; each counts as a call of the oracle."""
+    def pull(self, targets: list[Tensor], slope: Tensor, last: bool = False) -> list[Tensor]:
+        """The gradients of the output along a slope, perhaps the last one; each counts as a call of the oracle."""
         self.problem.autodiff.calls += 1
         if not self.output.requires_grad:
             return [torch.zeros_like(target) for target in targets]
-        found = torch.autograd.grad(self.output, targets, slope, retain_graph=True, allow_unused=True)
+        found = torch.autograd.grad(self.output, targets, slope, retain_graph=not last, allow_unused=True)
         return [torch.zeros_like(t) if f is None else f for t, f in zip(targets, found, strict=True)]
 
     def slopes(self, taps: list[Tap], factor: Factor | Rows) -> list[Tensor]:
         """For each layer the slopes of all columns: samples × columns × the rest of the shape of its result."""
         targets = [self.values[tap.node.name] for tap in taps]
         count = factor.columns
-        whole = [target.detach().new_empty(len(target), count, *target.shape[1:]) for target in targets]
         if not targets or not count or not self.output.requires_grad:
-            return [slopes.zero_() for slopes in whole]
+            return [target.new_zeros(len(target), count, *target.shape[1:]) for target in targets]
         if count == 1:
             return [slope.unsqueeze(1) for slope in self.pull(targets, next(self._columns(factor)))]
         if sum(target.numel() for target in targets) <= FEW:
@@ -254,6 +253,7 @@ class Pass:
             columns = factor.all_columns(self.output.dtype, self.output.device)
             together = gradients(self.output, targets, columns)
             return [slopes.transpose(0, 1) for slopes in together]
+        whole = [target.new_empty(len(target), count, *target.shape[1:]) for target in targets]
         for j, column in enumerate(self._columns(factor)):
             for slopes, found in zip(whole, self.pull(targets, column), strict=True):
                 slopes[:, j] = found

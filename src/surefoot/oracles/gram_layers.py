@@ -75,10 +75,9 @@ class Outers:
             start = stop
         return torch.bmm(mixed, self.slopes.transpose(1, 2)).squeeze(1)
 
-    def dense(self, kernels: Sequence[Tensor]) -> Tensor:
-        """Their part of the Gram matrix: its lower triangle; above the diagonal there may be zeros."""
+    def add_to(self, total: Tensor, kernels: Sequence[Tensor]) -> None:
+        """Add their part of the Gram matrix to another one: right in the lower triangle."""
         n, c, _ = self.slopes.shape
-        total = self.slopes.new_zeros(n * c, n * c)
         parts = self.slopes.reshape(n * c, -1).split([layer.outputs for layer in self.layers], dim=1)
         for first in range(0, n, _BLOCK):
             last = min(first + _BLOCK, n)
@@ -86,7 +85,6 @@ class Outers:
                 found = (part[first * c : last * c] @ part[: last * c].T).view(last - first, c, last, c)
                 found *= kernel[first:last, :last].view(last - first, 1, last, 1)
                 total[first * c : last * c, : last * c] += found.view(-1, last * c)
-        return total
 
 
 def whole_rows(node: Node, values: Mapping[str, Any], several: Sequence[Tensor]) -> Tensor:

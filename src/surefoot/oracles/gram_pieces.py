@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from surefoot.chain.batched import Batched
 from surefoot.graph import Graph
+from surefoot.graph.checks import differentiable_attention
 from surefoot.oracles.factor import Factor, Rows, factor_of
 from surefoot.oracles.gram import MOST_DUAL, MOST_ROWS, Gram, Sums, pass_of, taps
 from surefoot.oracles.gram_layers import Outer, Outers
@@ -56,7 +56,7 @@ def factors_of_part(problem: Problem) -> list[Part] | None:
         part, start = Part(defaultdict(list), defaultdict(list), 0), place
         for graph, inputs in problem.chain.pieces():
             problem.autodiff.calls = before
-            with torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+            with differentiable_attention():
                 start += _add_piece(part, problem, factor, graph, inputs, start)
             part.calls = max(part.calls, problem.autodiff.calls - before)
         problem.autodiff.calls = before

@@ -24,15 +24,15 @@ so conjugate gradients converge to the same solution.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from surefoot.graph import Graph
+from surefoot.graph.checks import differentiable_attention
 from surefoot.graph.nodes import Ref
 from surefoot.operations.call import Use
 from surefoot.operations.gram import convolution_rows, linear_rows, unfolded
@@ -43,6 +43,7 @@ from surefoot.oracles.gram_layers import arguments_of
 from surefoot.oracles.problem import Problem
 
 _EVEN = 0.5  # weight of the average in a diagonal
+_PIECE = 1 << 17  # numbers of rows that are made at a time, if one sample has no more
 
 
 class Kronecker:
@@ -53,33 +54,36 @@ class Kronecker:
     """
 
     def __init__(self, problem: Problem) -> None:
-        self.problem, dtype = problem, problem.output.dtype
-        factor = factor_of(problem, dtype)
-        signs = torch.randint(0, 2, (factor.samples, factor.columns), generator=torch.Generator().manual_seed(0))
-        with torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        self._weights, dtype = {path: problem.weight(path) for path in problem.parameters}, problem.output.dtype
+        factor = factor_of(problem, dtype, slope=False)
+        shape, generator = (factor.samples, factor.columns), torch.Generator().manual_seed(0)
+        signs = torch.randint(0, 2, shape, generator=generator, dtype=torch.int8)
+        with differentiable_attention():
             run = Pass(problem, layers_of(problem.chain.graph))
-            slope = factor.forth((2.0 * signs - 1).to(run.output.device, dtype))
+            slope = factor.forth(signs.mul_(2).sub_(1).to(run.output.device, dtype))
             targets = [run.values[tap.node.name] for tap in run.taps]
-            found = run.pull([*targets, *run.parameters.values()], slope)
-        self._blocks = [
-            _block(tap, arguments_of(tap.node, {name: run.values[name].detach() for name in tap.node.inputs}), g)
-            for tap, g in zip(run.taps, found, strict=False)
-        ]
-        squares = [part.square() for part in found[len(targets) :]]
+            found = run.pull([*targets, *run.parameters.values()], slope, last=True)
+            del targets
+        run.keep_inputs()
+        squares = [part.square() for part in found[len(run.taps) :]]
         self._diagonals = {
             path: torch.lerp(square, square.mean(), _EVEN)
             for path, square in zip(run.parameters, squares, strict=True)
         }
+        self._blocks = [
+            _block(tap, arguments_of(tap.node, run.values), found.pop(0))  # which frees it after its layer
+            for tap in run.taps
+        ]
 
     def inverse(self, kappa: float, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The approximate inverse applied to parameters by path."""
-        weight = self.problem.weight
+        metric = {path: kappa + weight for path, weight in self._weights.items()}
         result = {
-            path: parts[path] / (diagonal + (kappa + weight(path))).to(parts[path])
+            path: parts[path] / (diagonal + metric[path]).to(parts[path])
             for path, diagonal in self._diagonals.items()
         }
         for block in self._blocks:
-            result |= block.inverse({path: kappa + weight(path) for path in block.paths.values()}, parts)
+            result |= block.inverse(metric, parts)
         return result
 
 
@@ -122,26 +126,43 @@ class _Block:
 
 def _block(tap: Tap, arguments: dict[str, Any], slopes: Tensor) -> _Block:
     gram = record_of(tap.node).gram
-    if gram is not None and gram.pieces is convolution_rows:
-        x = unfolded(arguments)[:, 0].transpose(1, 2).flatten(0, 1)
-        slopes = slopes.flatten(2).transpose(1, 2)
-    else:
-        x = arguments["input"]
-    rows = slopes.reshape(-1, slopes.shape[-1])
-    x = x.reshape(len(rows), -1) if "weight" in tap.paths else rows[:, :0]
-    x = torch.cat([x, torch.ones_like(rows[:, :1])], dim=1) if "bias" in tap.paths else x
+    is_image = gram is not None and gram.pieces is convolution_rows
+
+    def read(x: Tensor) -> Tensor:
+        rows = unfolded({**arguments, "input": x})[:, 0].transpose(1, 2) if is_image else x
+        rows = rows.flatten(0, -2)
+        columns = [rows if "weight" in tap.paths else rows[:, :0]]
+        columns += [rows.new_ones(len(rows), 1)] if "bias" in tap.paths else []
+        return torch.cat(columns, dim=1)
+
+    def pulled(g: Tensor) -> Tensor:
+        return (g.flatten(2).transpose(1, 2) if is_image else g).flatten(0, -2)
+
+    values, vectors = _spectrum(arguments["input"], read)
+    count = slopes.numel() // max(slopes.shape[1 if is_image else -1], 1)
     paths: dict[str, str] = {slot: tap.paths[slot] for slot in ("weight", "bias") if slot in tap.paths}
-    values, vectors = _spectrum(x / max(len(rows), 1) ** 0.5)
-    return _Block(paths, (vectors * values.sqrt()).T, _spectrum(rows))
+    return _Block(paths, (vectors * (values / max(count, 1)).sqrt()).T, _spectrum(slopes, pulled))
 
 
-def _spectrum(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The eigenvalues of XᵀX that are not negligible, and their eigenvectors."""
-    wide = rows.shape[0] < rows.shape[1]
-    values, vectors = torch.linalg.eigh(rows @ rows.T if wide else rows.T @ rows)
-    kept = values > len(values) * torch.finfo(rows.dtype).eps * values[-1:].clamp(min=0)
+def _spectrum(samples: Tensor, rows: Callable[[Tensor], Tensor] = lambda x: x) -> tuple[Tensor, Tensor]:
+    """The eigenvalues that are not negligible of XᵀX for the rows X of samples, and their eigenvectors.
+
+    Patches are many times as large as the images that they are of: where the rows are more than the columns, they
+    are made for a few samples at a time.
+    """
+    first = rows(samples[:1])
+    wide = len(samples) * first.shape[0] < first.shape[1]
+    if wide:
+        X = rows(samples)
+        square = X @ X.T
+    else:
+        square = first.new_zeros(first.shape[1], first.shape[1])
+        for X in map(rows, samples.split(max(1, _PIECE // max(1, first.numel())))):
+            square.addmm_(X.T, X)
+    values, vectors = torch.linalg.eigh(square)
+    kept = values > len(values) * torch.finfo(values.dtype).eps * values[-1:].clamp(min=0)
     values, vectors = values[kept], vectors[:, kept]
-    return values, rows.T @ (vectors / values.sqrt()) if wide else vectors
+    return values, X.T @ (vectors / values.sqrt()) if wide else vectors
 
 
 def layers_of(graph: Graph) -> list[Tap]:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from surefoot.chain.batched import Batched
+from surefoot.graph.checks import differentiable_attention
 from surefoot.linear_solve import Parts, conjugate_gradients, lowest_ritz
 from surefoot.oracles.problem import (
     OracleError,
@@ -57,7 +57,7 @@ def solve_conjugate(
     single = any(value.dtype != torch.float64 for value in problem.parameters.values())
     tolerance = check_tolerance(tolerance, torch.float32 if single else torch.float64, 1e-5, 1e-10)
     space = Parts(problem.dot)
-    with torch.inference_mode(False), sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
+    with differentiable_attention():
         gradient, product = _second_order(problem)
         scale = math.sqrt(space.dot(gradient, gradient))
         if not math.isfinite(scale):

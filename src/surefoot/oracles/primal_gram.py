@@ -16,7 +16,7 @@ from surefoot.oracles.dual import DualSystem
 from surefoot.oracles.factor import factor_of
 from surefoot.oracles.gram import jacobian
 from surefoot.oracles.problem import Problem, Step, reached_status
-from surefoot.oracles.symmetric import Symmetric
+from surefoot.oracles.symmetric import Symmetric, cholesky
 
 _ROUNDS = 8  # of refinement
 
@@ -33,6 +33,7 @@ class PrimalGram:
         self.problem = problem
         dtype = problem.output.dtype if accumulate is None else accumulate
         self.system = DualSystem(problem, 1.0, accumulate, factor_of(problem, dtype))
+        self._factor: Tensor | None = None
 
     @cached_property
     def _matrix(self) -> Symmetric:
@@ -53,7 +54,8 @@ class PrimalGram:
         change = torch.zeros_like(self.problem.output, dtype=v.dtype)
         if system.scale == 0:
             return Step(system.space.split(v), kappa, 0.0, "the gradient is zero", residual=0.0)
-        factor = self._factor = self._cholesky(system.metric)
+        self._factor = None  # no two of them are held
+        factor = self._factor = cholesky(self._damped)
         best = (1.0, v, system.gradient, change)
         rounds = 0
         while best[0] > tolerance and rounds <= _ROUNDS:
@@ -85,17 +87,13 @@ class PrimalGram:
 
     def correct(self, secant: Tensor) -> dict[str, Tensor]:
         """The minimiser of ½‖Rᵀ(Ja + c)‖² + ½aᵀMa for c = secant − Jv, with the step v and κ of the last solve."""
+        assert self._factor is not None
         slope = self.system.pull(self.system.factor.back(secant.to(self._change) - self._change))
         found = torch.cholesky_solve(slope[:, None].to(self._factor.dtype), self._factor)[:, 0]
         return self.system.space.split(found.neg_())
 
-    def _cholesky(self, metric: Tensor) -> Tensor:
-        """The factor, in double precision if single is not enough."""
+    def _damped(self) -> Tensor:
+        """JᵀRRᵀJ + M, its lower triangle."""
         matrix = self._matrix.lower()
-        matrix.diagonal().add_(metric.to(matrix.dtype))
-        factor, failed = torch.linalg.cholesky_ex(matrix)
-        if int(failed):
-            unit, matrix = torch.finfo(matrix.dtype).eps, self._matrix.lower().double()
-            matrix.diagonal().add_(metric + unit * float(matrix.diagonal().sum()))
-            factor = torch.linalg.cholesky(matrix)
-        return factor
+        matrix.diagonal().add_(self.system.metric.to(matrix.dtype))
+        return matrix

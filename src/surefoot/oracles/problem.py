@@ -190,7 +190,7 @@ class Problem:
         likes = {path: self.parameters[path] for path in paths}
         here = {p: direction[p].to(like) if direction else torch.empty_like(like) for p, like in likes.items()}
         self.processes.spread(here.values())
-        return Step(**{**vars(step), "direction": here})
+        return replace(step, direction=here)
 
     def serve(self, word: Any, oracle: Batched | None = None) -> None:
         """On a process that does not lead: take part in a pass of an oracle, or in a function of the problem."""

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from surefoot.chain import Chain, Computation
+from surefoot.graph.checks import differentiable_attention, with_gradients
 from surefoot.objectives import Objective, Ridge
 from surefoot.oracles.factored import MODELS, Model
 from surefoot.oracles.problem import OracleError, Problem, require_real
@@ -141,6 +141,7 @@ class LinearQuadratic:
         return total
 
 
+@with_gradients()
 def linear_quadratic(
     chain: Chain,
     objective: Objective,
@@ -170,7 +171,7 @@ def linear_quadratic(
         raise OracleError(f"the model is one of {', '.join(MODELS)}, got {model!r}")
     require_real(chain)
     problem = Problem(chain, objective, params, regularizer)
-    with torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+    with differentiable_attention():
         pieces: list[_Piece] = []
         state: dict[str, Any] = dict(chain.states(problem.point)[0]) if len(chain) else {}
         for computation in chain.computations:
@@ -255,10 +256,10 @@ class _Piece:
         return self._operator((row, column), lambda v: v.new_zeros(sizes[0]), lambda v: v.new_zeros(sizes[1]))
 
     def _derivative(self, key: str) -> Operator:
+        @with_gradients()
         def along(v: Tensor) -> Tensor:
-            with torch.enable_grad():
-                symbol = torch.zeros_like(self._flat).requires_grad_()
-                pulled = self._gradient(self._flat, key, symbol, create_graph=True)
+            symbol = torch.zeros_like(self._flat).requires_grad_()
+            pulled = self._gradient(self._flat, key, symbol, create_graph=True)
             if not pulled.requires_grad:
                 return torch.zeros_like(symbol).detach()
             return torch.autograd.grad(pulled, symbol, v)[0]
@@ -274,7 +275,7 @@ class _Piece:
         leaves = self._leaves[key]
         if not leaves or not output.requires_grad:
             return output.new_zeros(self._sizes[key])
-        with torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        with with_gradients(), differentiable_attention():
             found = torch.autograd.grad(
                 output,
                 leaves,
@@ -292,6 +293,7 @@ class _Piece:
 def _loss_curvature(problem: Problem, model: str) -> Operator:
     size = problem.output.numel()
 
+    @with_gradients()
     def curved(v: Tensor) -> Tensor:
         if model == "gradient":
             return torch.zeros_like(v)

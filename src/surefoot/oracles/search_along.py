@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from surefoot.chain import Chain
+from surefoot.graph.checks import with_gradients
 from surefoot.objectives import Objective, Ridge
 from surefoot.oracles.problem import OracleError, Problem, Step
 
 
+@with_gradients()
 def line_search(
     chain: Chain,
     objective: Objective,

@@ -76,7 +76,7 @@ class Solver:
     resolves: Callable[[float], bool] | None = None
 
 
-@with_gradients
+@with_gradients()
 def gradient(
     chain: Chain,
     objective: Objective,
@@ -115,7 +115,7 @@ def _problem(
     return Problem(chain, objective, params, regularizer, None if group is None else Processes(group))
 
 
-@with_gradients
+@with_gradients()
 def gauss_newton(
     chain: Chain,
     objective: Objective,
@@ -261,7 +261,7 @@ def _explained(step: Step, choice: Choice | None) -> Step:
     return step if choice is None else replace(step, status=f"{step.status} ({choice})")
 
 
-@with_gradients
+@with_gradients()
 def newton(
     chain: Chain,
     objective: Objective,

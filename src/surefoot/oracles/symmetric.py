@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
@@ -52,3 +53,20 @@ class Symmetric:
         for (first, last), block in zip(self._edges, self._blocks, strict=True):
             total[first:last, :last].add_(block, alpha=factor)
         return total
+
+
+def cholesky(formed: Callable[[], Tensor]) -> Tensor:
+    """The Cholesky factor of a matrix, in double precision if its own is not enough: lower triangles.
+
+    Args:
+        formed: makes the matrix, which is written over.
+    """
+    matrix = formed()
+    failed = torch.empty((), dtype=torch.int32, device=matrix.device)
+    torch.linalg.cholesky_ex(matrix.mT, upper=True, out=(matrix.mT, failed))  # by columns: nothing is copied
+    if not int(failed):
+        return matrix
+    matrix = formed()
+    unit, matrix = torch.finfo(matrix.dtype).eps, matrix.double()
+    matrix.diagonal().add_(unit * float(matrix.diagonal().sum()))
+    return torch.linalg.cholesky(matrix)

@@ -32,7 +32,7 @@ Method = Literal["gauss_newton", "damped", "gradient", "momentum", "stochastic",
 _KANTOROVICH = "Newton-Kantorovich theorem, underdetermined"
 
 
-@with_gradients
+@with_gradients()
 def convergence(
     model: nn.Module,
     x: Any,
