@@ -31,12 +31,14 @@ def with_gradients(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @wraps(function)
     def called(*args: _P.args, **options: _P.kwargs) -> _R:
+        rounding = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+        if torch.is_grad_enabled() and not torch.is_inference_mode_enabled() and not rounding:
+            return function(*args, **options)
         with ExitStack() as modes:
             modes.enter_context(torch.inference_mode(False))
             modes.enter_context(torch.enable_grad())
-            for device in ("cpu", "cuda"):
-                if torch.is_autocast_enabled(device):
-                    modes.enter_context(torch.autocast(device, enabled=False))
+            for device in rounding:
+                modes.enter_context(torch.autocast(device, enabled=False))
             return function(*args, **options)
 
     return called

@@ -78,10 +78,16 @@ class LimitedMemory(Gradient):
         gradient, self._layout = point.gradient, point.function.layout
         if self._scales is None:
             return super().propose(point)
-        alpha = self._inverse @ self._with_moves(point)
+        inverse, steps = self._inverse[: self._kept, : self._kept], self._steps[: self._kept]
+        alpha = inverse @ self._with_moves(point)
         start = self._without(_CHANGES, alpha, gradient).mul_(self._scales)
-        rest = self._steps * alpha - self._products(_CHANGES, start, self._layout.norm(start))
-        return self._without(_MOVES, rest @ self._inverse, start.neg_()), 1.0
+        rest = steps * alpha - self._products(_CHANGES, start, self._layout.norm(start))
+        return self._without(_MOVES, rest @ inverse, start.neg_()), 1.0
+
+    @property
+    def _kept(self) -> int:
+        """How many pairs there are: the first rows."""
+        return min(self._seen, len(self._steps))
 
     def _with_moves(self, point: Point) -> np.ndarray:
         """The products of the moves with the gradient at a point."""
@@ -97,7 +103,7 @@ class LimitedMemory(Gradient):
         """The products of moves, or of changes, with a vector of this norm."""
         assert self._rows is not None
         size, counted = norm or 1.0, self._layout.once(vector)
-        found = (self._rows[which] @ (counted / size).to(self._rows)).double().cpu().numpy()
+        found = (self._rows[which, : self._kept] @ (counted / size).to(self._rows)).double().cpu().numpy()
         return self._layout.summed(found) * size
 
     def _without(self, which: int, weights: np.ndarray, vector: Tensor) -> Tensor:
@@ -105,7 +111,7 @@ class LimitedMemory(Gradient):
         assert self._rows is not None
         largest = max(weights.max(), -weights.min()) or 1.0
         scaled = torch.from_numpy(weights / largest).to(self._rows)
-        return torch.sub(vector, scaled @ self._rows[which], alpha=largest)
+        return torch.sub(vector, scaled @ self._rows[which, : self._kept], alpha=largest)
 
     def learn(self, before: Point, after: Point, step: float) -> None:
         """Keep the move and the change of the gradient."""
@@ -127,11 +133,13 @@ class LimitedMemory(Gradient):
         units /= np.array([[move], [change]])
         old, slot, diagonal = self._with_moves(before), self._seen % len(self._steps), inner / (move * change)
         self._rows[:, slot] = torch.from_numpy(units).to(self._rows.device)
+        self._seen += 1
         new, inverse = self._products(_MOVES, after.gradient, after.gradient_norm), self._inverse
         inverse[slot], inverse[:, slot] = 0.0, 0.0
-        inverse[:, slot] = inverse @ (old - new) / (change * diagonal)
+        others = slice(len(old))  # and the pair that this one replaces, whose row and column are zero now
+        inverse[others, slot] = inverse[others, others] @ (old - new[others]) / (change * diagonal)
         inverse[slot, slot], self._steps[slot] = 1 / diagonal, inner / bent
-        self._at, self._seen = (after.gradient, new), self._seen + 1
+        self._at = after.gradient, new
         self._rescale(units, np.array((square, bent)) / inner)
 
     def _rescale(self, units: np.ndarray, weights: np.ndarray) -> None:
@@ -193,7 +201,7 @@ class LimitedMemory(Gradient):
         self._inverse, self._steps = state["inverse"].numpy().copy(), state["steps"].numpy().copy()
         self._squares, self._weights = state["squares"].numpy(), np.array(state["weights"])
         self._scales = state["scales"]
-        self._at = None if state["at"] is None else (state["at"][0], state["at"][1].numpy())
+        self._at = None if state["at"] is None else (state["at"][0], state["at"][1].numpy()[: self._kept])
 
     @property
     def marks(self) -> tuple[Any, ...]:
