@@ -19,6 +19,7 @@ _FEW, _MANY, _ROOM = 20, 100, 2**21  # pairs that are kept: as many as fit into 
 _CACHE = 2**20  # bytes of pairs in double precision that are read at no cost
 _MEMORY = 0.7  # how much of the squares that scales are made of stays at each step
 _ALL = 1e-6  # the part that the mean over all parameters has in each scale
+_FARTHER = 3.0  # than the last step: no first trial
 _MOVES, _CHANGES = 0, 1
 _ROWS_ARE = "moves, then changes, of norm one, with the inverse of their products"  # how they are saved
 
@@ -51,6 +52,10 @@ class LimitedMemory(Gradient):
     :math:`\gamma = \langle s, y\rangle/\langle y, H_0y\rangle` of the last pair. (Diagonal matrices from pairs are
     those of Gilbert and Lemaréchal, Some numerical experiments with variable-storage quasi-Newton algorithms,
     Mathematical Programming 45, 1989; the mean over tensors keeps single entries from standing out by chance.)
+
+    *Lengths.* The first trial is the step 1, but no farther than three times the length of the last step. With few
+    pairs, or behind kinks, the matrix knows little of where the step 1 leads; trials so far out mostly fail, and
+    the interpolation between them and the start is a guess.
     """
 
     needs_curvature = True
@@ -74,7 +79,7 @@ class LimitedMemory(Gradient):
         self._scales: Tensor | None = None  # the diagonal that the loops start from
 
     def propose(self, point: Point) -> tuple[Tensor, float]:
-        """Minus the inverse Hessian times the gradient; the step 1, or a short one at the very first."""
+        """Minus the inverse Hessian times the gradient; the step 1, or a shorter one: see the class."""
         gradient, self._layout = point.gradient, point.function.layout
         if self._scales is None:
             return super().propose(point)
@@ -82,7 +87,9 @@ class LimitedMemory(Gradient):
         alpha = inverse @ self._with_moves(point)
         start = self._without(_CHANGES, alpha, gradient).mul_(self._scales)
         rest = steps * alpha - self._products(_CHANGES, start, self._layout.norm(start))
-        return self._without(_MOVES, rest @ inverse, start.neg_()), 1.0
+        direction = self._without(_MOVES, rest @ inverse, start.neg_())
+        longest = math.inf if self._length is None else _FARTHER * self._length
+        return direction, min(1.0, longest / (self._layout.norm(direction) or 1.0))
 
     @property
     def _kept(self) -> int:
