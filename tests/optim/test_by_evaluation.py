@@ -254,7 +254,7 @@ def test_without_an_objective_an_error_says_what_to_write() -> None:
 def test_a_ridge_is_part_of_what_is_proved():
     model, (x, y) = network(), data()
     optimizer = CertifiedDescent(model, sf.CrossEntropy(), weight_decay=0.1)
-    for _ in range(51):
+    for _ in range(48):
         loss = optimizer.step(x, y)
     ridge = 0.05 * sum(float(value.detach().square().sum()) for value in model.parameters())
     plain = float(sf.CrossEntropy(y)(model(x)).detach())

@@ -109,7 +109,7 @@ def test_a_resumed_memory_goes_on() -> None:
     assert torch.equal(resumed.propose(point)[0], memory.propose(point)[0])
 
 
-def test_no_first_trial_is_much_longer_than_the_last_step() -> None:
+def test_after_a_short_step_no_first_trial_is_much_longer() -> None:
     matrix = torch.diag(torch.tensor([1.0, 1e-3, 1.0, 1.0, 1.0, 1.0], dtype=torch.float64))
     memory, point = LimitedMemory(), at(torch.ones(6, dtype=torch.float64), matrix)
     after = at(point.vector + torch.full((6,), 1e-3, dtype=torch.float64), matrix)
@@ -120,3 +120,7 @@ def test_no_first_trial_is_much_longer_than_the_last_step() -> None:
     assert step * float(direction.norm()) == pytest.approx(3 * last)
     near = at(after.vector * 1e-3, matrix)  # whose steps are short
     assert memory.propose(near)[1] == 1.0
+    later = at(after.vector + torch.tensor([1e-3, 0, 0, 0, 0, 0], dtype=torch.float64), matrix)
+    for taken, is_held_back in ((1.0, False), (0.5, True)):
+        memory.learn(after, later, taken)
+        assert (memory.propose(later)[1] < 1) == is_held_back

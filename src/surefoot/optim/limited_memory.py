@@ -19,7 +19,7 @@ _FEW, _MANY, _ROOM = 20, 100, 2**21  # pairs that are kept: as many as fit into 
 _CACHE = 2**20  # bytes of pairs in double precision that are read at no cost
 _MEMORY = 0.7  # how much of the squares that scales are made of stays at each step
 _ALL = 1e-6  # the part that the mean over all parameters has in each scale
-_FARTHER = 3.0  # than the last step: no first trial
+_FARTHER = 3.0  # than the last step, if that was short: no first trial
 _MOVES, _CHANGES = 0, 1
 _ROWS_ARE = "moves, then changes, of norm one, with the inverse of their products"  # how they are saved
 
@@ -53,9 +53,9 @@ class LimitedMemory(Gradient):
     those of Gilbert and Lemaréchal, Some numerical experiments with variable-storage quasi-Newton algorithms,
     Mathematical Programming 45, 1989; the mean over tensors keeps single entries from standing out by chance.)
 
-    *Lengths.* The first trial is the step 1, but no farther than three times the length of the last step. With few
-    pairs, or behind kinks, the matrix knows little of where the step 1 leads; trials so far out mostly fail, and
-    the interpolation between them and the start is a guess.
+    *Lengths.* The first trial is the step 1, but after a shorter step no farther than three times its length. With
+    few pairs, or behind kinks, the matrix knows little of where the step 1 leads; trials so far out mostly fail,
+    and the interpolation between them and the start is a guess.
     """
 
     needs_curvature = True
@@ -126,7 +126,7 @@ class LimitedMemory(Gradient):
         layout = self._layout = after.function.layout
         (square, inner), (_, bent) = layout.products(pair).tolist()
         move, change = math.sqrt(square), math.sqrt(bent)
-        self._length = move or self._length
+        self._length = math.inf if self._scales is not None and step >= 1 else move or self._length
         if not inner > 1e-12 * move * change:
             return
         if self._rows is None:
