@@ -107,3 +107,20 @@ def test_a_resumed_memory_goes_on() -> None:
         point = after
     resumed.load(memory.state())
     assert torch.equal(resumed.propose(point)[0], memory.propose(point)[0])
+
+
+def test_after_a_short_step_no_first_trial_is_much_longer() -> None:
+    matrix = torch.diag(torch.tensor([1.0, 1e-3, 1.0, 1.0, 1.0, 1.0], dtype=torch.float64))
+    memory, point = LimitedMemory(), at(torch.ones(6, dtype=torch.float64), matrix)
+    after = at(point.vector + torch.full((6,), 1e-3, dtype=torch.float64), matrix)
+    memory.learn(point, after, 1.0)
+    direction, step = memory.propose(after)
+    last = float((after.vector - point.vector).norm())
+    assert step < 1
+    assert step * float(direction.norm()) == pytest.approx(3 * last)
+    near = at(after.vector * 1e-3, matrix)  # whose steps are short
+    assert memory.propose(near)[1] == 1.0
+    later = at(after.vector + torch.tensor([1e-3, 0, 0, 0, 0, 0], dtype=torch.float64), matrix)
+    for taken, is_held_back in ((1.0, False), (0.5, True)):
+        memory.learn(after, later, taken)
+        assert (memory.propose(later)[1] < 1) == is_held_back

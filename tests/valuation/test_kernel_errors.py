@@ -250,6 +250,28 @@ def test_a_logistic_loss_is_as_exact_and_as_sure_as_it_says(size: float, classes
         assert spread / 70 <= flint.arb(_spread(share, others) * (1 + 1e-9))
 
 
+@pytest.mark.parametrize("size", [0.1, 3.0, 40.0, 2000.0])
+@flint.ctx.workprec(200)
+def test_every_entry_of_the_gradient_of_a_logistic_loss_is_good_relative_to_itself(size: float) -> None:
+    """Against ball arithmetic, but for entries that underflow; however sure of right or wrong classes it is."""
+    torch.manual_seed(0)
+    labels = torch.arange(12) % 4
+    outputs = size * (torch.randn(12, 4, dtype=torch.float64) + nn.functional.one_hot(labels, 4))
+    outputs[0] = 0.0  # where several are the largest
+    graph, _ = captured(nn.Linear(4, 4, bias=False).double(), outputs, sf.CrossEntropy(labels))
+    node = tape_of(graph).varying[-1]
+    outputs.requires_grad_()
+    loss = entropy(node, dict(zip(node.inputs, (outputs, labels), strict=True)))
+    assert loss is not None
+    (found,) = torch.autograd.grad(loss[0], outputs)
+    for row, label, slopes in zip(outputs.tolist(), labels.tolist(), found.tolist(), strict=True):
+        shares = [(flint.arb(number) - flint.arb(max(row))).exp() for number in row]
+        others = sum((share for k, share in enumerate(shares) if k != label), flint.arb(0))
+        for k, slope in enumerate(slopes):
+            exact = (-others if k == label else shares[k]) / (shares[label] + others) / 12
+            assert abs(flint.arb(slope) - exact) <= abs(exact) * 2.0**-40 + flint.arb(2.0**-1000)
+
+
 @pytest.mark.parametrize("size", [0.1, 3.0, 40.0, 300.0])
 def test_a_logistic_loss_is_at_most_as_curved_as_it_says(size: float) -> None:
     """Against the dense Hessian, at the point and at moves in the worst of many directions."""

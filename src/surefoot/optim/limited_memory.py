@@ -19,6 +19,7 @@ _FEW, _MANY, _ROOM = 20, 100, 2**21  # pairs that are kept: as many as fit into 
 _CACHE = 2**20  # bytes of pairs in double precision that are read at no cost
 _MEMORY = 0.7  # how much of the squares that scales are made of stays at each step
 _ALL = 1e-6  # the part that the mean over all parameters has in each scale
+_FARTHER = 3.0  # than the last step, if that was short: no first trial
 _MOVES, _CHANGES = 0, 1
 _ROWS_ARE = "moves, then changes, of norm one, with the inverse of their products"  # how they are saved
 
@@ -51,6 +52,10 @@ class LimitedMemory(Gradient):
     :math:`\gamma = \langle s, y\rangle/\langle y, H_0y\rangle` of the last pair. (Diagonal matrices from pairs are
     those of Gilbert and Lemaréchal, Some numerical experiments with variable-storage quasi-Newton algorithms,
     Mathematical Programming 45, 1989; the mean over tensors keeps single entries from standing out by chance.)
+
+    *Lengths.* The first trial is the step 1, but after a shorter step no farther than three times its length. With
+    few pairs, or behind kinks, the matrix knows little of where the step 1 leads; trials so far out mostly fail,
+    and the interpolation between them and the start is a guess.
     """
 
     needs_curvature = True
@@ -74,14 +79,22 @@ class LimitedMemory(Gradient):
         self._scales: Tensor | None = None  # the diagonal that the loops start from
 
     def propose(self, point: Point) -> tuple[Tensor, float]:
-        """Minus the inverse Hessian times the gradient; the step 1, or a short one at the very first."""
+        """Minus the inverse Hessian times the gradient; the step 1, or a shorter one: see the class."""
         gradient, self._layout = point.gradient, point.function.layout
         if self._scales is None:
             return super().propose(point)
-        alpha = self._inverse @ self._with_moves(point)
+        inverse, steps = self._inverse[: self._kept, : self._kept], self._steps[: self._kept]
+        alpha = inverse @ self._with_moves(point)
         start = self._without(_CHANGES, alpha, gradient).mul_(self._scales)
-        rest = self._steps * alpha - self._products(_CHANGES, start, self._layout.norm(start))
-        return self._without(_MOVES, rest @ self._inverse, start.neg_()), 1.0
+        rest = steps * alpha - self._products(_CHANGES, start, self._layout.norm(start))
+        direction = self._without(_MOVES, rest @ inverse, start.neg_())
+        longest = math.inf if self._length is None else _FARTHER * self._length
+        return direction, min(1.0, longest / (self._layout.norm(direction) or 1.0))
+
+    @property
+    def _kept(self) -> int:
+        """How many pairs there are: the first rows."""
+        return min(self._seen, len(self._steps))
 
     def _with_moves(self, point: Point) -> np.ndarray:
         """The products of the moves with the gradient at a point."""
@@ -97,7 +110,7 @@ class LimitedMemory(Gradient):
         """The products of moves, or of changes, with a vector of this norm."""
         assert self._rows is not None
         size, counted = norm or 1.0, self._layout.once(vector)
-        found = (self._rows[which] @ (counted / size).to(self._rows)).double().cpu().numpy()
+        found = (self._rows[which, : self._kept] @ (counted / size).to(self._rows)).double().cpu().numpy()
         return self._layout.summed(found) * size
 
     def _without(self, which: int, weights: np.ndarray, vector: Tensor) -> Tensor:
@@ -105,7 +118,7 @@ class LimitedMemory(Gradient):
         assert self._rows is not None
         largest = max(weights.max(), -weights.min()) or 1.0
         scaled = torch.from_numpy(weights / largest).to(self._rows)
-        return torch.sub(vector, scaled @ self._rows[which], alpha=largest)
+        return torch.sub(vector, scaled @ self._rows[which, : self._kept], alpha=largest)
 
     def learn(self, before: Point, after: Point, step: float) -> None:
         """Keep the move and the change of the gradient."""
@@ -113,7 +126,7 @@ class LimitedMemory(Gradient):
         layout = self._layout = after.function.layout
         (square, inner), (_, bent) = layout.products(pair).tolist()
         move, change = math.sqrt(square), math.sqrt(bent)
-        self._length = move or self._length
+        self._length = math.inf if self._scales is not None and step >= 1 else move or self._length
         if not inner > 1e-12 * move * change:
             return
         if self._rows is None:
@@ -127,11 +140,13 @@ class LimitedMemory(Gradient):
         units /= np.array([[move], [change]])
         old, slot, diagonal = self._with_moves(before), self._seen % len(self._steps), inner / (move * change)
         self._rows[:, slot] = torch.from_numpy(units).to(self._rows.device)
+        self._seen += 1
         new, inverse = self._products(_MOVES, after.gradient, after.gradient_norm), self._inverse
         inverse[slot], inverse[:, slot] = 0.0, 0.0
-        inverse[:, slot] = inverse @ (old - new) / (change * diagonal)
+        others = slice(len(old))  # and the pair that this one replaces, whose row and column are zero now
+        inverse[others, slot] = inverse[others, others] @ (old - new[others]) / (change * diagonal)
         inverse[slot, slot], self._steps[slot] = 1 / diagonal, inner / bent
-        self._at, self._seen = (after.gradient, new), self._seen + 1
+        self._at = after.gradient, new
         self._rescale(units, np.array((square, bent)) / inner)
 
     def _rescale(self, units: np.ndarray, weights: np.ndarray) -> None:
@@ -193,7 +208,7 @@ class LimitedMemory(Gradient):
         self._inverse, self._steps = state["inverse"].numpy().copy(), state["steps"].numpy().copy()
         self._squares, self._weights = state["squares"].numpy(), np.array(state["weights"])
         self._scales = state["scales"]
-        self._at = None if state["at"] is None else (state["at"][0], state["at"][1].numpy())
+        self._at = None if state["at"] is None else (state["at"][0], state["at"][1].numpy()[: self._kept])
 
     @property
     def marks(self) -> tuple[Any, ...]:

@@ -15,8 +15,11 @@ entropy of at most :math:`\log(K - 1)`, that of a row is at most :math:`g(s) = s
 concave, so that its mean is at most g of the mean of s, and grows up to :math:`g(\frac{K - 1}e) = \frac{K - 1}e`.
 As :math:`s \le (1 + s)\log(1 + s)`, the mean of s is at most :math:`1 + \sup s` times that of the losses.
 
-The gradient of a row is the soft-max :math:`p = e^{-t}/(1 + s)` less one at y, which is :math:`-s/(1 + s)` if y is
-the largest: so it is good to a few units however small the loss is.
+Where t is more than 700, it is taken to be that, as numbers below :math:`2^{-1022}` take processors long: an
+exponential is then off by less than :math:`2^{-1009}`, which counts as underflow.
+
+The gradient of a row of loss l is the soft-max :math:`p = e^{-t}/(1 + s)` less one at y, where it is
+:math:`e^{-l} - 1`: so it is as good as l, relative to itself, however small the loss is.
 
 *Curvature.* The second derivative of a row is :math:`\mathrm{diag}(p) - pp^\top`, whose norm is at most its
 largest row sum of absolute values :math:`2p_k(1 - p_k)` (Gershgorin), hence at most 1/2 and, as :math:`1 - p_a`
@@ -49,6 +52,7 @@ from surefoot.valuation.normalising import depth, staged
 
 ENTROPY = "surefoot.cross_entropy"
 _UNIT, _ROOT = 2.0**-53, math.sqrt(2) * (1 + 2.0**-50)
+_FARTHEST = 700.0
 _PLAIN: dict[str, Any] = {"weight": None, "label_smoothing": 0.0, "ignore_index": None}
 
 
@@ -131,12 +135,13 @@ class _Entropy(torch.autograd.Function):
         top, place = outputs.max(dim=1, keepdim=True)
         own = labels.long()[:, None]
         below = outputs - top  # minus t
-        shares = torch.exp(below).scatter_(1, place, 0.0)
+        missed = below.gather(1, own)
+        shares = below.clamp_(min=-_FARTHEST).exp_().scatter_(1, place, 0.0)
         rest = shares.sum(dim=1, keepdim=True)
-        rows = torch.log1p(rest).sub_(below.gather(1, own))
+        rows = torch.log1p(rest).sub_(missed)
         value = staged(rows, 0).reshape(()) * factor
         steep = rows.neg_().expm1_()
-        ctx.save_for_backward(shares, rest, place, own)
+        ctx.save_for_backward(shares, rest, place, own, steep)
         ctx.factor = factor
         if samples:
             largest = rest.reshape(samples, -1).amax(dim=1).cpu().numpy()
@@ -146,7 +151,6 @@ class _Entropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, costate: Tensor, *_: Any) -> tuple[Tensor, None, None, None]:
-        shares, rest, place, own = ctx.saved_tensors
-        less_one = shares.gather(1, own).sub_(rest).add_(own != place, alpha=-1)  # without cancellation
-        slope = shares.scatter(1, place, 1.0).scatter_(1, own, less_one)
-        return slope.mul_((costate * ctx.factor) / (1 + rest)), None, None, None
+        shares, rest, place, own, less_one = ctx.saved_tensors
+        slope = shares.scatter(1, place, 1.0).div_(1 + rest).scatter_(1, own, less_one)
+        return slope.mul_(costate * ctx.factor), None, None, None

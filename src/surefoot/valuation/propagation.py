@@ -118,23 +118,24 @@ def _forward(tape: Tape, run: Run, slopes: Slopes) -> tuple[Errors, dict[str, _L
     apart: dict[str, Amount] = {}
     own: dict[str, Amount] = {}
     local: dict[str, _Local] = {}
-    distances, by_name, sizes = slopes.distances(run), slopes.by_name, run.each
+    distances, by_name, sizes, in_all = slopes.distances(run), slopes.by_name, run.each, run.sizes
+    real, narrow, exactly, output = tape.real, tape.narrow, run.constants.exact, tape.output
     varying = tape.moving if tape.single else frozenset()
     for node in tape.graph.nodes:
         name = node.name
-        slope = by_name.get(name) if name in tape.real else None
-        if name in run.constants.exact:
+        slope = by_name.get(name) if name in real else None
+        if name in exactly:
             apart[name] = own[name] = 0.0
             continue
         if slope is None:  # no parameter enters, and nothing is known: exact if nothing is computed
             exact = name not in tape.rounding and not any(
                 some(apart.get(argument, 0.0)) for argument in node.inputs
             )
-            apart[name] = own[name] = 0.0 if exact or name not in tape.real else math.inf
+            apart[name] = own[name] = 0.0 if exact or name not in real else math.inf
             continue
         jacobian, curvature = slope.at(distances), slope.curvature
-        single = name in tape.narrow
-        rounded = tape.single and not single and name in varying and name != tape.output
+        single = name in narrow
+        rounded = name in varying and not single and name != output
         if slope.moves_only and not rounded:
             [argument] = jacobian
             apart[name], own[name] = apart.get(argument, 0.0), 0.0
@@ -161,9 +162,9 @@ def _forward(tape: Tape, run: Run, slopes: Slopes) -> tuple[Errors, dict[str, _L
                 jacobian, curvature = slope.jacobian, slope.curvature
             value = run.values.get(name)
             value = in_double(value.detach()) if isinstance(value, Tensor) else value
-            own[name] = rounding(slope, jacobian, sizes, run.sizes, single=single, call=call, value=value)
+            own[name] = rounding(slope, jacobian, sizes, in_all, single=single, call=call, value=value)
         elif name in tape.matched and slope.product is not None:
-            own[name] = rounding(slope, jacobian, sizes, run.sizes, _together(run, *tape.matched[name]))
+            own[name] = rounding(slope, jacobian, sizes, in_all, _together(run, *tape.matched[name]))
             jacobian = _by_matrices(run, slope, jacobian, *tape.matched[name], apart)
         elif slope.parts:
             parts = _of_parts(slope, local, own)
@@ -172,21 +173,22 @@ def _forward(tape: Tape, run: Run, slopes: Slopes) -> tuple[Errors, dict[str, _L
         elif name in run.masked:
             own[name] = run.masked[name]
         else:
-            own[name] = rounding(slope, jacobian, sizes, run.sizes, single=single)
+            own[name] = rounding(slope, jacobian, sizes, in_all, single=single)
         if rounded:
             own[name] = (own[name] + UNIT * sizes[name] + math.sqrt(node.numel) * SMALL) * (1 + 2.0**-20)
-        local.setdefault(name, _Local(slope, jacobian, curvature))
-        if run.samples and name != tape.output and isinstance(own[name], float) and own[name]:
+        if not slope.parts:
+            local[name] = _Local(slope, jacobian, curvature)
+        if run.samples and name != output and isinstance(own[name], float) and own[name]:
             own[name] = np.full(run.samples, own[name])  # a bound for each, not for all together
         moved = local[name].parts[node.inputs[0]] if slope.parts else own[name]
         for argument, amount in jacobian.items():
-            if some(apart.get(argument, 0.0)):
-                add_up = name == tape.output
-                moved = moved + (paired(amount, apart[argument]) if add_up else amount * apart[argument])
+            off = apart.get(argument)  # none for a leaf
+            if off is not None and some(off):
+                moved = moved + (paired(amount, off) if name == output else amount * off)
         apart[name] = moved * _SLACK
         if slope.parts:
             apart[name] = least(apart[name], apart[node.inputs[0]])
-    return Errors(apart[tape.output], 0.0, apart, own), local
+    return Errors(apart[output], 0.0, apart, own), local
 
 
 def _of_parts(slope: Slope, local: Mapping[str, _Local], own: Mapping[str, Amount]) -> dict[str, Amount]:

@@ -73,19 +73,22 @@ def rounding(
             return float(found)
     unit, kernel = (single_unit, single_kernel) if single else (_UNIT, _KERNEL)
     lost = slope.underflow * (2.0**890 if single else 1.0)  # 2⁻¹¹⁰
-    # a mask may hold -∞, and only says which entries count
-    jacobian = {name: amount for name, amount in jacobian.items() if some(amount) or math.isfinite(in_all[name])}
-    for name in jacobian:
-        if in_all[name] > 1:  # one by one, as sizes alone may overflow
-            lost *= in_all[name]
+    first, second, bilinear = slope.product or ("", "", 0.0)
+    is_product = first in sizes and second in sizes  # not a mask
+    moved: Amount = 0.0
+    for name, amount in jacobian.items():
+        whole = in_all[name]
+        if not whole < math.inf and not some(amount):
+            continue  # a mask may hold -∞, and only says which entries count
+        if whole > 1:  # one by one, as sizes alone may overflow
+            lost *= whole
+        if not is_product or name not in (first, second):
+            moved = moved + amount * sizes[name]
     if kind == "squares":
         return (k + 16) * 2 * unit * sizes[node.name] + lost
-    if slope.product is not None and slope.product[1] in sizes and slope.product[0] in sizes:  # not a mask
-        first, second, bilinear = slope.product
-        shift = sum(amount * sizes[n] for n, amount in jacobian.items() if n not in (first, second))
+    if is_product:
         products = bilinear * least(sizes[first] * sizes[second], together)
-        return (k + 8) * (1 + 1e-6) * unit * (products + shift) + lost
-    moved = sum(amount * sizes[name] for name, amount in jacobian.items())
+        return (k + 8) * (1 + 1e-6) * unit * (products + moved) + lost
     if kind == "scalar":
         return kernel * (sizes[node.name] + moved) + lost
     if kind == "linear":
