@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 import pkgutil
 import sys
+import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -418,6 +420,24 @@ def distributions_unchecked() -> Iterator[None]:
         Distribution.set_default_validate_args(before)
 
 
+@contextmanager
+def _without_room() -> Iterator[None]:
+    """Where no file can be written at all, let torch name a folder for caches; tracing puts nothing there."""
+    key = "TORCHINDUCTOR_CACHE_DIR"
+    chosen = os.environ.get(key)
+    try:
+        full = not tempfile.gettempdir()
+    except FileNotFoundError:  # each disk is full or read-only
+        full, tempfile.tempdir, os.environ[key] = True, os.sep, os.sep
+    try:
+        yield
+    finally:
+        if full:
+            tempfile.tempdir = None
+            os.environ.pop(key)
+            os.environ.update({} if chosen is None else {key: chosen})
+
+
 _DEFERRED = ("networkx", "torch.distributed.fsdp._fully_shard")
 
 
@@ -443,7 +463,9 @@ def load_tracer() -> None:
         later["networkx"].__spec__ = find_spec("networkx")  # which torch asks where it lies
     sys.modules.update(later)
     try:
-        loaded("torch.export._trace")
+        with _without_room():
+            loaded("torch.export._trace")
+            loaded("torch._inductor.compiler_bisector")
     finally:
         for name in later:
             del sys.modules[name]

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from surefoot.optim.evaluation import OptimizerError
 from surefoot.optim.record import StepRecord, from_columns, to_columns
 from surefoot.optim.watch import Watch
-from surefoot.torch_private import copied_together
+from surefoot.torch_private import copied_together, load_tracer
 
 
 class _Group(dict[str, Any]):
@@ -135,5 +135,6 @@ class HeldParameters(Optimizer):
                 f"{len(strangers)} of the given parameters are not parameters of the model: the certificate would "
                 "not speak of them. Put them into a module together with the model"
             )
+        load_tracer()  # which torch does here as well, but not without a disk
         super().add_param_group(param_group)
         self.param_groups[-1] = _Group(self.param_groups[-1])
