@@ -268,6 +268,13 @@ def lies_elsewhere(value: Tensor) -> bool:
     return hasattr(value, "device_mesh")
 
 
+def part_here(value: Tensor) -> Tensor:
+    """What this process has of a tensor, in the same memory; all of it, if it lies nowhere else."""
+    here: Any = value.detach()
+    part: Tensor = here.to_local() if lies_elsewhere(value) else here
+    return part
+
+
 def sharded_modules(model: nn.Module) -> Iterator[Any]:
     """The modules that ``fully_shard`` was called on; whoever did has imported it."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
@@ -475,7 +482,7 @@ __all__ = [
     "STANDARD_TABLES", "TABLES", "BatchNormalisation", "Deferred", "Dropout", "FakeTensor", "FakeTensorMode",
     "HigherOrderOperator", "Known", "OpOverload", "OpOverloadPacket", "as_here", "bags", "children_of",
     "constants_allowed", "distributions_unchecked", "global_forward_hooks", "global_hooks", "hard_sigmoid",
-    "is_sharded", "is_view", "lies_elsewhere", "load_tracer", "pre_hooks_of", "scattered", "schema_of",
-    "seeks_shortcut", "set_writes_of", "sharded_modules", "storage_of", "unsharded_copy", "with_buffer",
-    "writes_of",
+    "is_sharded", "is_view", "lies_elsewhere", "load_tracer", "part_here", "pre_hooks_of", "scattered",
+    "schema_of", "seeks_shortcut", "set_writes_of", "sharded_modules", "storage_of", "unsharded_copy",
+    "with_buffer", "writes_of",
 ]  # fmt: skip

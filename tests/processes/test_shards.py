@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from group_oracles import whole
+from group_oracles import bursts, joint_batches, mini_batches, whole
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -18,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 import surefoot as sf
 from surefoot.graph import outline, placed
 from surefoot.graph.fetched import Fetched
-from surefoot.optim import GaussNewton, Newton
+from surefoot.optim import GaussNewton, Newton, ProvedEpochs
 from surefoot.processes import ProcessLost
 
 STARTS = (0, 17, 17, 30)  # the samples of three processes, one of which has none
@@ -41,6 +41,7 @@ CERTIFIED: dict[str, dict[str, Any]] = {  # by model
     "deep": {"effort": "quick", "regularizer": sf.Ridge(0.1)},
     "tied": {"domain": sf.Ball(0.02)},
 }
+TRAINED = ("convolutional", "tied")  # by mini-batches
 LONG = ("dual", "newton")  # of a loader only, and not where weights are gathered one by one: many messages
 
 
@@ -89,6 +90,39 @@ def shards(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
         if any(True for _ in child.parameters()):
             fully_shard(child, mesh=mesh)
     return fully_shard(model, mesh=mesh)
+
+
+def parts() -> list[tuple[Tensor, Tensor]]:
+    """The samples of each process."""
+    x, y = data()
+    return [(x[first:last], y[first:last]) for first, last in pairwise(STARTS)]
+
+
+def normalised() -> nn.Module:
+    """Has running statistics, and drops units at random."""
+    torch.manual_seed(0)
+    layers = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 3)
+    return nn.Sequential(*layers).double()
+
+
+def epochs(mesh: DeviceMesh, batches: list[Any], group: Any) -> dict[str, Any]:
+    """Of mini-batches: runs to compare, running statistics, and weights that somebody changes on one process."""
+    found: dict[str, Any] = {name: bursts(shards(made(name), mesh), batches, group=group) for name in TRAINED}
+    model = shards(normalised(), mesh)
+    training = ProvedEpochs(torch.optim.Adam, sf.CrossEntropy(), batches, model=model, burst=1, group=group)
+    losses = [training.step(), training.step()]
+    model(data()[0])  # after which some weights are whole for a while
+    saved = training.state_dict()
+    with torch.no_grad():
+        first = next(model.parameters())
+        if group.rank() == 0:
+            first.to_local().mul_(2)  # type: ignore[operator]
+    training.load_state_dict(saved)
+    changed = training.step()
+    value = sf.evaluate(model.eval(), batches, sf.CrossEntropy(), group=group).value
+    statistics = [buffer.clone() for buffer in model.buffers()]
+    found["normalised"] = [*losses, changed, value], training.history[-1].note, statistics, training.rate
+    return found
 
 
 def asked(name: str, mesh: Any, x: Tensor, y: Tensor, batches: list[Any], **group: Any) -> dict[str, Any]:
@@ -174,6 +208,7 @@ def work(rank: int, folder: str) -> None:
     own = sf.certify(model, data()[0], objective=sf.CrossEntropy(data()[1]), effort="quick")
     found["alone certified"] = own.step_size, float(own.smoothness)
     found["resumed"] = resumed(mesh, x, y, group)
+    found["epochs"] = epochs(mesh, mini_batches((x, y), 5), group)
     loader = Broken(batches, refused if rank == 2 else lambda: None)
     try:
         sf.evaluate(model, loader, sf.CrossEntropy(), group=group)
@@ -249,6 +284,30 @@ def test_values_gradients_and_steps_are_those_of_whole_weights(outcomes: list[di
             assert all(after < before for before, after in pairwise(losses))
             if RUNS[key][0] is sf.CertifiedDescent:
                 assert all(0 < p <= a - b + 1e-12 for p, (a, b) in zip(promises, pairwise(losses), strict=True))
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_mini_batches_train_shards_as_they_do_whole_weights(outcomes: list[dict[str, Any]], name: str) -> None:
+    weights, losses, kept, rate = bursts(made(name), joint_batches(parts(), 5))
+    for part in outcomes:
+        found = part["epochs"][name]
+        torch.testing.assert_close(found[0], weights, rtol=0, atol=1e-8)
+        assert found[1] == pytest.approx(losses, rel=1e-8)
+        assert found[2:] == (kept, pytest.approx(rate, rel=1e-8))
+        assert found[1:] == outcomes[0]["epochs"][name][1:]
+
+
+def test_mini_batches_move_the_same_statistics_everywhere(outcomes: list[dict[str, Any]]) -> None:
+    for part in outcomes:
+        (first, second, changed, value), note, statistics, rate = part["epochs"]["normalised"]
+        assert second <= first
+        assert changed == value
+        assert "weights or data were changed" in note
+        assert (changed, rate) == (
+            outcomes[0]["epochs"]["normalised"][0][2],
+            outcomes[0]["epochs"]["normalised"][3],
+        )
+        torch.testing.assert_close(statistics, outcomes[0]["epochs"]["normalised"][2], rtol=0, atol=0)
 
 
 def test_no_process_has_more_than_a_few_weights_at_a_time(outcomes: list[dict[str, Any]]) -> None:

@@ -18,7 +18,7 @@
 * ``proved_epochs``: :class:`ProvedEpochs`; ``burst_keeping``: bursts kept or undone; ``burst_training``: their
   mini-batch steps; ``pace``: their learning rate; ``beyond``: points beyond their end; ``all_data``: the value
   that decides; ``burst_ledger``: what became of them; ``bursts``: records, states, batches; ``joint``:
-  mini-batches of several processes.
+  mini-batches of several processes; ``sharded_batches``: of those that have a part of the weights each.
 * ``second_order``: :class:`GaussNewton` and :class:`Newton`; ``damped``: what they share; ``forcing``: how
   exactly they solve; ``trust_region``: damping by the length of steps;
   ``preconditioning``: whether their conjugate gradients are preconditioned.
