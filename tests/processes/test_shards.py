@@ -12,6 +12,7 @@ import pytest
 import torch
 from group_oracles import bursts, joint_batches, mini_batches, whole
 from torch import Tensor, distributed, nn
+from torch.distributed import checkpoint
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
@@ -208,6 +209,7 @@ def work(rank: int, folder: str) -> None:
     own = sf.certify(model, data()[0], objective=sf.CrossEntropy(data()[1]), effort="quick")
     found["alone certified"] = own.step_size, float(own.smoothness)
     found["resumed"] = resumed(mesh, x, y, group)
+    found["reloaded"] = reloaded(rank, folder)
     found["epochs"] = epochs(mesh, mini_batches((x, y), 5), group)
     loader = Broken(batches, refused if rank == 2 else lambda: None)
     try:
@@ -251,6 +253,50 @@ def resumed(mesh: DeviceMesh, x: Tensor, y: Tensor, group: Any) -> list[list[flo
         training = sf.CertifiedDescent(other, sf.CrossEntropy(), group=group)
         training.load_state_dict(state)
         found.append([training.step(x, y) for _ in range(3)])
+    return found
+
+
+DIRECTIONS = ("lbfgs", "conjugate")
+
+
+def reloaded(rank: int, folder: str) -> dict[str, Any]:
+    """Losses after three steps, of runs that go on and of such as were saved by another number of processes; and
+    whether one noticed that the weights are others.
+    """
+    everyone, pair, alone = distributed.group.WORLD, distributed.new_group([0, 1]), distributed.new_group([2])
+    groups = {3: everyone, 2: pair, 1: alone}
+    found: dict[str, Any] = {}
+
+    def run(direction: str, size: int, saved: int | None) -> None:
+        group = groups[size]
+        mesh, first = DeviceMesh.from_group(group, "cpu"), distributed.get_rank(group)
+        x, y = (part[first::size] for part in data())
+        model = shards(made("tied"), mesh)
+        training = sf.CertifiedDescent(model, sf.CrossEntropy(), direction=direction, group=group)
+        if saved is None:
+            for _ in range(STEPS):
+                training.step(x, y)
+            state = {"model": model.state_dict(), "optimizer": training.state_dict()}
+            checkpoint.save(state, checkpoint_id=f"{folder}/{direction}{size}", process_group=group)
+        else:
+            state = {"model": model.state_dict(), "optimizer": training.state_dict()}
+            checkpoint.load(state, checkpoint_id=f"{folder}/{direction}{saved}", process_group=group)
+            model.load_state_dict(state["model"])
+            training.load_state_dict(state["optimizer"])
+        again = training.state_dict()["surefoot"]["vectors"]
+        losses = [training.step(x, y) for _ in range(STEPS)]
+        found[f"{direction} {saved} {size}"] = losses, [record.run for record in training.history]
+        if (saved, size) == (2, 3):
+            own = {**state["optimizer"]["surefoot"], "vectors": again}
+            training.load_state_dict({**state["optimizer"], "surefoot": own})
+            training.step(x, y)  # at other weights
+            found[f"{direction} elsewhere"] = training.history[-1].run
+
+    for direction in DIRECTIONS:
+        run(direction, 1 if rank == 2 else 2, None)
+        distributed.barrier()
+        run(direction, 3, 2)
+        run(direction, 1 if rank == 2 else 2, 2 if rank == 2 else 1)
     return found
 
 
@@ -337,6 +383,21 @@ def test_a_run_goes_on_with_the_state_of_each_process(outcomes: list[dict[str, A
         assert leading[0] == pytest.approx(going[0], abs=1e-12)
         assert leading[2] < leading[1] < leading[0]
         assert part["resumed"] == outcomes[0]["resumed"]
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_a_run_goes_on_with_another_number_of_processes(outcomes: list[dict[str, Any]], direction: str) -> None:
+    training = sf.CertifiedDescent(made("tied"), sf.CrossEntropy(), direction=direction)
+    expected = [training.step(*data()) for _ in range(2 * STEPS)][STEPS:]
+    seen = set()
+    for part in outcomes:
+        for key, one in part["reloaded"].items():
+            if key.startswith(direction) and "elsewhere" not in key:
+                seen.add(key.removeprefix(direction))
+                assert one[0] == pytest.approx(expected, rel=1e-8)
+                assert one[1] == [0] * 2 * STEPS
+        assert part["reloaded"][f"{direction} elsewhere"] == 1
+    assert seen == {" None 1", " None 2", " 2 3", " 2 1", " 1 2"}
 
 
 def test_what_goes_wrong_in_the_middle_of_a_pass(outcomes: list[dict[str, Any]]) -> None:

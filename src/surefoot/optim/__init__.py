@@ -1,7 +1,8 @@
 """Optimizers whose steps rest on a proof.
 
 * ``base``: :class:`GuaranteedOptimizer`: steps and their records; ``known_function``: values, gradients, whether
-  the function is the same; ``held_parameters``: groups, steps that happen or do not, resuming.
+  the function is the same; ``held_parameters``: groups, steps that happen or do not, resuming; ``laid_out``:
+  what is saved where each process has a part of the weights.
 * ``evaluation``: the loss of the live model and its gradient.
 * ``record``: what is remembered of a step, and the anytime bound on the gradient.
 * ``watch``: whether data, weights and function are those of the last step.
