@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -242,8 +243,12 @@ def resumed(mesh: DeviceMesh, x: Tensor, y: Tensor, group: Any) -> list[list[flo
     for _ in range(STEPS):
         first.step(x, y)
     weights = [value.to_local().detach().clone() for value in network.parameters()]  # type: ignore[operator]
-    own = first.state_dict()
-    leading = first.processes.tell(own) if first.processes is not None else own
+    assert first.processes is not None
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    own, leading = (
+        torch.load(io.BytesIO(one)) for one in (file.getvalue(), first.processes.tell(file.getvalue()))
+    )
     found = [[first.step(x, y) for _ in range(3)]]
     for state in (own, leading):
         other = shards(made("deep"), mesh)

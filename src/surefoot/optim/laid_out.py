@@ -42,12 +42,12 @@ def laid_out(
         value = torch.zeros(*lead, length, dtype=kind, device=device) if found is None else found
         pieces = value.split([part.numel() for part in here.values()], dim=-1)
         vectors[_name(path)] = {
-            name: places[name].wrapped(piece.movedim(-1, 0).reshape(*part.shape, *lead), *lead)
+            name: places[name].wrapped(_copied(piece.movedim(-1, 0)).view(*part.shape, *lead), *lead)
             for (name, part), piece in zip(here.items(), pieces, strict=True)
         }
     present = {name: value for name, value in parts.plain.named_parameters() if name in places}
     weights = {name: torch.zeros_like(value) for name, value in present.items()} if left is None else left[1]
-    vectors["weights"] = {name: places[name].wrapped(value.detach()) for name, value in weights.items()}
+    vectors["weights"] = {name: places[name].wrapped(_copied(value.detach())) for name, value in weights.items()}
     file = io.BytesIO()
     torch.save({**rest, "settings": None if left is None else left[0]}, file)
     return {"kind": own["kind"], "rest": file.getvalue(), "vectors": vectors}
@@ -74,6 +74,11 @@ def taken_up(
             rest = _replaced(rest, path, torch.cat(pieces, dim=-1))[1]
     weights = {name: value.to_local() for name, value in vectors["weights"].items()}
     return rest, (settings, weights) if fits and settings is not None else None
+
+
+def _copied(value: Tensor) -> Tensor:
+    """In memory of its own, from its beginning: others cannot be pickled in a DTensor."""
+    return value.clone(memory_format=torch.contiguous_format)
 
 
 def _name(path: tuple[Any, ...]) -> str:
