@@ -161,6 +161,7 @@ def of_shards(model: nn.Module, part: Part, make: Any, **group: Any) -> dict[str
     found["value"] = sf.evaluate(model, x, sf.CrossEntropy(), y, **group).value
     found["directions"] = directions(model, part, **group)
     found["verdict"] = verdict((x[:2], y[:2]), model, **group)
+    found["bursts"] = bursts(make(), batches, **group)
     kinds: dict[str, Any] = {"descent": (sf.CertifiedDescent, {}), **OPTIMIZERS}
     for name, (optimizer, options) in kinds.items():
         moved = make()
