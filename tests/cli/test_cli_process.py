@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 import sys
 
 import pytest
+
+from surefoot.cli.guard import Outcome, explain
 
 SUREFOOT = [sys.executable, "-m", "surefoot"]
 
@@ -126,7 +129,6 @@ finally:
     [
         "certify mlp@sizes=3,4,2 --input 2,3 --report {}/page.html",
         "train --steps 1 --checkpoint {}/run.pt --every 1",
-        "compare mlp@sizes=3,4,2 --input 2,3 --workers 2",
     ],
 )
 def test_where_no_byte_can_be_written_the_model_is_not_blamed(arguments, tmp_path):
@@ -139,3 +141,9 @@ def test_where_no_byte_can_be_written_the_model_is_not_blamed(arguments, tmp_pat
     assert "could not be written" in found.stderr
     assert "Traceback" not in found.stderr
     assert not any(file.stat().st_size for file in tmp_path.iterdir())
+
+
+def test_a_full_disk_is_no_fault_of_the_model(capsys):
+    assert explain(OSError(errno.ENOSPC, "No space left on device")) is Outcome.USAGE
+    assert "could not be written" in capsys.readouterr().err
+    assert explain(FileNotFoundError("gone")) is Outcome.FAULT
