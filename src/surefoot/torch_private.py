@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 import pkgutil
 import sys
+import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -266,6 +268,13 @@ def lies_elsewhere(value: Tensor) -> bool:
     return hasattr(value, "device_mesh")
 
 
+def part_here(value: Tensor) -> Tensor:
+    """What this process has of a tensor, in the same memory; all of it, if it lies nowhere else."""
+    here: Any = value.detach()
+    part: Tensor = here.to_local() if lies_elsewhere(value) else here
+    return part
+
+
 def sharded_modules(model: nn.Module) -> Iterator[Any]:
     """The modules that ``fully_shard`` was called on; whoever did has imported it."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
@@ -418,6 +427,24 @@ def distributions_unchecked() -> Iterator[None]:
         Distribution.set_default_validate_args(before)
 
 
+@contextmanager
+def _without_room() -> Iterator[None]:
+    """Where no file can be written at all, let torch name a folder for caches; tracing puts nothing there."""
+    key = "TORCHINDUCTOR_CACHE_DIR"
+    chosen = os.environ.get(key)
+    try:
+        full = not tempfile.gettempdir()
+    except FileNotFoundError:  # each disk is full or read-only
+        full, tempfile.tempdir, os.environ[key] = True, os.sep, os.sep
+    try:
+        yield
+    finally:
+        if full:
+            tempfile.tempdir = None
+            os.environ.pop(key)
+            os.environ.update({} if chosen is None else {key: chosen})
+
+
 _DEFERRED = ("networkx", "torch.distributed.fsdp._fully_shard")
 
 
@@ -443,7 +470,9 @@ def load_tracer() -> None:
         later["networkx"].__spec__ = find_spec("networkx")  # which torch asks where it lies
     sys.modules.update(later)
     try:
-        loaded("torch.export._trace")
+        with _without_room():
+            loaded("torch.export._trace")
+            loaded("torch._inductor.compiler_bisector")
     finally:
         for name in later:
             del sys.modules[name]
@@ -453,7 +482,7 @@ __all__ = [
     "STANDARD_TABLES", "TABLES", "BatchNormalisation", "Deferred", "Dropout", "FakeTensor", "FakeTensorMode",
     "HigherOrderOperator", "Known", "OpOverload", "OpOverloadPacket", "as_here", "bags", "children_of",
     "constants_allowed", "distributions_unchecked", "global_forward_hooks", "global_hooks", "hard_sigmoid",
-    "is_sharded", "is_view", "lies_elsewhere", "load_tracer", "pre_hooks_of", "scattered", "schema_of",
-    "seeks_shortcut", "set_writes_of", "sharded_modules", "storage_of", "unsharded_copy", "with_buffer",
-    "writes_of",
+    "is_sharded", "is_view", "lies_elsewhere", "load_tracer", "part_here", "pre_hooks_of", "scattered",
+    "schema_of", "seeks_shortcut", "set_writes_of", "sharded_modules", "storage_of", "unsharded_copy",
+    "with_buffer", "writes_of",
 ]  # fmt: skip

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 import sys
 
 import pytest
+
+from surefoot.cli.guard import Outcome, explain
 
 SUREFOOT = [sys.executable, "-m", "surefoot"]
 
@@ -108,3 +111,39 @@ cli.app = app
 cli.main()
 """
     assert subprocess.run([sys.executable, "-c", program], timeout=50).returncode == 130
+
+
+FULL = """
+import resource, sys, tempfile
+from surefoot.cli import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+try:
+    main()
+finally:
+    assert tempfile.tempdir is None
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "certify mlp@sizes=3,4,2 --input 2,3 --report {}/page.html",
+        "train --steps 1 --checkpoint {}/run.pt --every 1",
+    ],
+)
+def test_where_no_byte_can_be_written_the_model_is_not_blamed(arguments, tmp_path):
+    """Tracing needs no disk; what does says so."""
+    found = subprocess.run(
+        [sys.executable, "-c", FULL, *arguments.format(tmp_path).split()],
+        capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert found.returncode == 2, found.stderr
+    assert "could not be written" in found.stderr
+    assert "Traceback" not in found.stderr
+    assert not any(file.stat().st_size for file in tmp_path.iterdir())
+
+
+def test_a_full_disk_is_no_fault_of_the_model(capsys):
+    assert explain(OSError(errno.ENOSPC, "No space left on device")) is Outcome.USAGE
+    assert "could not be written" in capsys.readouterr().err
+    assert explain(FileNotFoundError("gone")) is Outcome.FAULT

@@ -190,6 +190,17 @@ def test_certificates_hold_for_the_joined_batch(name: str) -> None:
         assert (found.radius, found.domain, found.scalar) == (whole.radius, whole.domain, True)
 
 
+@pytest.mark.parametrize("effort", ["quick", "normal", "high"])
+@pytest.mark.parametrize("name", ["weighted", "entries"])
+def test_what_is_the_same_number_as_for_the_joined_batch(name: str, effort: Any) -> None:
+    model, x, (loss, y) = _model(), _inputs(), LOSSES[name]
+    found = sf.certify(model, _pieces(x, y), objective=loss, domain=sf.Ball(0.0), effort=effort)
+    whole = sf.certify(model, x, objective=loss.bound_to(y), domain=sf.Ball(0.0), effort=effort)
+    assert float(found.bound) == pytest.approx(float(whole.bound), rel=1e-10)
+    assert float(found.lipschitz) == pytest.approx(float(whole.lipschitz), rel=1e-10)
+    assert found.block_gradients == pytest.approx(whole.block_gradients, rel=1e-10)
+
+
 def test_certificates_of_outputs() -> None:
     model, x = _model(), _inputs()
     pieces = _pieces(x, NUMBERS)

@@ -139,11 +139,10 @@ def joint_batches(parts: list[Part], size: int) -> list[Part]:
 
 def bursts(network: nn.Module, batches: list[Part], **group: Any) -> tuple[Any, ...]:
     """Weights, losses and what was kept, of mini-batches with momentum."""
-    model = copy.deepcopy(network)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
-    training = ProvedEpochs(optimizer, sf.CrossEntropy(), batches, model=model, burst=2.0, **group)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.5)
+    training = ProvedEpochs(optimizer, sf.CrossEntropy(), batches, model=network, burst=2.0, **group)
     losses = [training.step() for _ in range(3)]
-    weights = {path: value.detach() for path, value in model.named_parameters()}
+    weights = {path: whole(value) for path, value in network.named_parameters()}
     return weights, losses, [record.kept for record in training.history], training.rate
 
 
@@ -162,6 +161,7 @@ def of_shards(model: nn.Module, part: Part, make: Any, **group: Any) -> dict[str
     found["value"] = sf.evaluate(model, x, sf.CrossEntropy(), y, **group).value
     found["directions"] = directions(model, part, **group)
     found["verdict"] = verdict((x[:2], y[:2]), model, **group)
+    found["bursts"] = bursts(make(), batches, **group)
     kinds: dict[str, Any] = {"descent": (sf.CertifiedDescent, {}), **OPTIMIZERS}
     for name, (optimizer, options) in kinds.items():
         moved = make()
@@ -240,7 +240,7 @@ def answers(network: nn.Module, part: Part, group: Any, size: int) -> dict[str, 
         "trained": trained(network, part, group=group),
         "proved": proved(network, part, group=group),
         "certificates": certificates(network, [part], asked_of(size), group=group),
-        "bursts": bursts(network, mini_batches(part, 5), group=group),
+        "bursts": bursts(copy.deepcopy(network), mini_batches(part, 5), group=group),
         "sent": sent(network, part, group),
         "verdict": verdict((x[:2], y[:2]), group=group),
     }

@@ -153,9 +153,7 @@ def sharded(group: Any) -> dict[str, Any]:
     model[1] = nn.Sigmoid()  # type: ignore[operator]
     found["replaced"] = refused(lambda: optimizer.step(x, y))
     found["no group"] = refused(lambda: CertifiedDescent(model, sf.CrossEntropy()).step(x, y))
-    found["epochs"] = refused(
-        lambda: ProvedEpochs(torch.optim.SGD, sf.CrossEntropy(), [(x, y)], model=model, group=group)
-    )
+    found["epochs"] = refused(lambda: ProvedEpochs(torch.optim.SGD, sf.CrossEntropy(), [(x, y)], model=model))
     found["export"] = refused(lambda: sf.estimate(model, x))
     return found
 
@@ -550,7 +548,7 @@ def test_sharded_weights_change_all_or_none(two: Outcome) -> None:
         assert found["moved"] == [True, True, False, False]
         assert "were replaced" in found["replaced"]
         assert "group=" in found["no group"]
-        assert "CertifiedDescent" in found["epochs"]
+        assert "with group=" in found["epochs"]
         assert "is a DTensor, whose entries lie with several processes" in found["export"]
 
 

@@ -135,3 +135,22 @@ def test_norms_of_parts(group: Any) -> None:
     assert place.counts
     parts = [torch.tensor([3.0, 4.0]), torch.ones(7), torch.empty(0), torch.tensor([3e30, 4e30])]
     assert norms(processes, parts, [True, False, True, True]) == pytest.approx([5.0, 0.0, 0.0, 5e30], rel=1e-6)
+
+
+def test_mini_batches_train_what_was_laid_by_fully_shard(group: Any) -> None:
+    x, y = data()
+    batches = [(x[:4], y[:4]), (x[4:], y[4:])]
+    whole = plain()
+    expected = sf.ProvedEpochs(torch.optim.SGD, sf.CrossEntropy(), batches, model=whole, burst=1).step()
+    mesh = DeviceMesh.from_group(group, "cpu")
+    model = plain()
+    fully_shard(model, mesh=mesh, ignored_params={model.more})  # type: ignore[arg-type]
+    training = sf.ProvedEpochs(torch.optim.SGD, sf.CrossEntropy(), batches, model=model, burst=1, group=group)
+    assert training.step() == pytest.approx(expected, rel=1e-10)
+    for found, value in zip(model.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(getattr(found, "full_tensor", lambda found=found: found)(), value)
+    laid = nn.Linear(4, 3).double()
+    laid.weight = nn.Parameter(distribute_tensor(laid.weight.detach(), mesh))
+    for given, options in ((model, {}), (laid, {"group": group})):
+        with pytest.raises(sf.optim.OptimizerError, match="fully_shard was called on, with group="):
+            sf.ProvedEpochs(torch.optim.SGD, sf.CrossEntropy(), batches, model=given, **options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -10,15 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from group_oracles import whole
+from group_oracles import bursts, joint_batches, mini_batches, whole
 from torch import Tensor, distributed, nn
+from torch.distributed import checkpoint
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 import surefoot as sf
 from surefoot.graph import outline, placed
 from surefoot.graph.fetched import Fetched
-from surefoot.optim import GaussNewton, Newton
+from surefoot.optim import GaussNewton, Newton, ProvedEpochs
 from surefoot.processes import ProcessLost
 
 STARTS = (0, 17, 17, 30)  # the samples of three processes, one of which has none
@@ -41,6 +43,7 @@ CERTIFIED: dict[str, dict[str, Any]] = {  # by model
     "deep": {"effort": "quick", "regularizer": sf.Ridge(0.1)},
     "tied": {"domain": sf.Ball(0.02)},
 }
+TRAINED = ("convolutional", "tied")  # by mini-batches
 LONG = ("dual", "newton")  # of a loader only, and not where weights are gathered one by one: many messages
 
 
@@ -89,6 +92,39 @@ def shards(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
         if any(True for _ in child.parameters()):
             fully_shard(child, mesh=mesh)
     return fully_shard(model, mesh=mesh)
+
+
+def parts() -> list[tuple[Tensor, Tensor]]:
+    """The samples of each process."""
+    x, y = data()
+    return [(x[first:last], y[first:last]) for first, last in pairwise(STARTS)]
+
+
+def normalised() -> nn.Module:
+    """Has running statistics, and drops units at random."""
+    torch.manual_seed(0)
+    layers = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 3)
+    return nn.Sequential(*layers).double()
+
+
+def epochs(mesh: DeviceMesh, batches: list[Any], group: Any) -> dict[str, Any]:
+    """Of mini-batches: runs to compare, running statistics, and weights that somebody changes on one process."""
+    found: dict[str, Any] = {name: bursts(shards(made(name), mesh), batches, group=group) for name in TRAINED}
+    model = shards(normalised(), mesh)
+    training = ProvedEpochs(torch.optim.Adam, sf.CrossEntropy(), batches, model=model, burst=1, group=group)
+    losses = [training.step(), training.step()]
+    model(data()[0])  # after which some weights are whole for a while
+    saved = training.state_dict()
+    with torch.no_grad():
+        first = next(model.parameters())
+        if group.rank() == 0:
+            first.to_local().mul_(2)  # type: ignore[operator]
+    training.load_state_dict(saved)
+    changed = training.step()
+    value = sf.evaluate(model.eval(), batches, sf.CrossEntropy(), group=group).value
+    statistics = [buffer.clone() for buffer in model.buffers()]
+    found["normalised"] = [*losses, changed, value], training.history[-1].note, statistics, training.rate
+    return found
 
 
 def asked(name: str, mesh: Any, x: Tensor, y: Tensor, batches: list[Any], **group: Any) -> dict[str, Any]:
@@ -174,6 +210,8 @@ def work(rank: int, folder: str) -> None:
     own = sf.certify(model, data()[0], objective=sf.CrossEntropy(data()[1]), effort="quick")
     found["alone certified"] = own.step_size, float(own.smoothness)
     found["resumed"] = resumed(mesh, x, y, group)
+    found["reloaded"] = reloaded(rank, folder)
+    found["epochs"] = epochs(mesh, mini_batches((x, y), 5), group)
     loader = Broken(batches, refused if rank == 2 else lambda: None)
     try:
         sf.evaluate(model, loader, sf.CrossEntropy(), group=group)
@@ -205,8 +243,12 @@ def resumed(mesh: DeviceMesh, x: Tensor, y: Tensor, group: Any) -> list[list[flo
     for _ in range(STEPS):
         first.step(x, y)
     weights = [value.to_local().detach().clone() for value in network.parameters()]  # type: ignore[operator]
-    own = first.state_dict()
-    leading = first.processes.tell(own) if first.processes is not None else own
+    assert first.processes is not None
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    own, leading = (
+        torch.load(io.BytesIO(one)) for one in (file.getvalue(), first.processes.tell(file.getvalue()))
+    )
     found = [[first.step(x, y) for _ in range(3)]]
     for state in (own, leading):
         other = shards(made("deep"), mesh)
@@ -216,6 +258,50 @@ def resumed(mesh: DeviceMesh, x: Tensor, y: Tensor, group: Any) -> list[list[flo
         training = sf.CertifiedDescent(other, sf.CrossEntropy(), group=group)
         training.load_state_dict(state)
         found.append([training.step(x, y) for _ in range(3)])
+    return found
+
+
+DIRECTIONS = ("lbfgs", "conjugate")
+
+
+def reloaded(rank: int, folder: str) -> dict[str, Any]:
+    """Losses after three steps, of runs that go on and of such as were saved by another number of processes; and
+    whether one noticed that the weights are others.
+    """
+    everyone, pair, alone = distributed.group.WORLD, distributed.new_group([0, 1]), distributed.new_group([2])
+    groups = {3: everyone, 2: pair, 1: alone}
+    found: dict[str, Any] = {}
+
+    def run(direction: str, size: int, saved: int | None) -> None:
+        group = groups[size]
+        mesh, first = DeviceMesh.from_group(group, "cpu"), distributed.get_rank(group)
+        x, y = (part[first::size] for part in data())
+        model = shards(made("tied"), mesh)
+        training = sf.CertifiedDescent(model, sf.CrossEntropy(), direction=direction, group=group)
+        if saved is None:
+            for _ in range(STEPS):
+                training.step(x, y)
+            state = {"model": model.state_dict(), "optimizer": training.state_dict()}
+            checkpoint.save(state, checkpoint_id=f"{folder}/{direction}{size}", process_group=group)
+        else:
+            state = {"model": model.state_dict(), "optimizer": training.state_dict()}
+            checkpoint.load(state, checkpoint_id=f"{folder}/{direction}{saved}", process_group=group)
+            model.load_state_dict(state["model"])
+            training.load_state_dict(state["optimizer"])
+        again = training.state_dict()["surefoot"]["vectors"]
+        losses = [training.step(x, y) for _ in range(STEPS)]
+        found[f"{direction} {saved} {size}"] = losses, [record.run for record in training.history]
+        if (saved, size) == (2, 3):
+            own = {**state["optimizer"]["surefoot"], "vectors": again}
+            training.load_state_dict({**state["optimizer"], "surefoot": own})
+            training.step(x, y)  # at other weights
+            found[f"{direction} elsewhere"] = training.history[-1].run
+
+    for direction in DIRECTIONS:
+        run(direction, 1 if rank == 2 else 2, None)
+        distributed.barrier()
+        run(direction, 3, 2)
+        run(direction, 1 if rank == 2 else 2, 2 if rank == 2 else 1)
     return found
 
 
@@ -251,6 +337,30 @@ def test_values_gradients_and_steps_are_those_of_whole_weights(outcomes: list[di
                 assert all(0 < p <= a - b + 1e-12 for p, (a, b) in zip(promises, pairwise(losses), strict=True))
 
 
+@pytest.mark.parametrize("name", TRAINED)
+def test_mini_batches_train_shards_as_they_do_whole_weights(outcomes: list[dict[str, Any]], name: str) -> None:
+    weights, losses, kept, rate = bursts(made(name), joint_batches(parts(), 5))
+    for part in outcomes:
+        found = part["epochs"][name]
+        torch.testing.assert_close(found[0], weights, rtol=0, atol=1e-8)
+        assert found[1] == pytest.approx(losses, rel=1e-8)
+        assert found[2:] == (kept, pytest.approx(rate, rel=1e-8))
+        assert found[1:] == outcomes[0]["epochs"][name][1:]
+
+
+def test_mini_batches_move_the_same_statistics_everywhere(outcomes: list[dict[str, Any]]) -> None:
+    for part in outcomes:
+        (first, second, changed, value), note, statistics, rate = part["epochs"]["normalised"]
+        assert second <= first
+        assert changed == value
+        assert "weights or data were changed" in note
+        assert (changed, rate) == (
+            outcomes[0]["epochs"]["normalised"][0][2],
+            outcomes[0]["epochs"]["normalised"][3],
+        )
+        torch.testing.assert_close(statistics, outcomes[0]["epochs"]["normalised"][2], rtol=0, atol=0)
+
+
 def test_no_process_has_more_than_a_few_weights_at_a_time(outcomes: list[dict[str, Any]]) -> None:
     sizes = {path: 8 * value.numel() for path, value in made("deep").named_parameters()}
     vectors = sum(8 * value.numel() for value in made("deep").parameters() if value.dim() < 2)
@@ -278,6 +388,21 @@ def test_a_run_goes_on_with_the_state_of_each_process(outcomes: list[dict[str, A
         assert leading[0] == pytest.approx(going[0], abs=1e-12)
         assert leading[2] < leading[1] < leading[0]
         assert part["resumed"] == outcomes[0]["resumed"]
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_a_run_goes_on_with_another_number_of_processes(outcomes: list[dict[str, Any]], direction: str) -> None:
+    training = sf.CertifiedDescent(made("tied"), sf.CrossEntropy(), direction=direction)
+    expected = [training.step(*data()) for _ in range(2 * STEPS)][STEPS:]
+    seen = set()
+    for part in outcomes:
+        for key, one in part["reloaded"].items():
+            if key.startswith(direction) and "elsewhere" not in key:
+                seen.add(key.removeprefix(direction))
+                assert one[0] == pytest.approx(expected, rel=1e-8)
+                assert one[1] == [0] * 2 * STEPS
+        assert part["reloaded"][f"{direction} elsewhere"] == 1
+    assert seen == {" None 1", " None 2", " 2 3", " 2 1", " 1 2"}
 
 
 def test_what_goes_wrong_in_the_middle_of_a_pass(outcomes: list[dict[str, Any]]) -> None:

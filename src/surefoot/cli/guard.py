@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import os
 import sys
@@ -100,6 +101,9 @@ def _options(record: Any) -> dict[str, tuple[Any, Any]]:
 
 def explain(error: Exception) -> Outcome:
     """Say what went wrong on standard error; returns the exit code."""
+    if isinstance(error, OSError) and error.errno in (errno.EDQUOT, errno.EFBIG, errno.ENOSPC, errno.EROFS):
+        output.error(f"a file could not be written: {error}. Make room, and run the same command again")
+        return Outcome.USAGE
     if not isinstance(error, SurefootError):
         output.error(
             f"{type(error).__name__}: {str(error) or 'no message'}\nThis was not expected: it may be an error in "

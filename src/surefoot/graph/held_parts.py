@@ -36,6 +36,11 @@ class HeldParts(Sharded):
         return self._pairs[id(value)][1]
 
     @property
+    def part(self) -> list[int]:
+        """Which parts these are: the number of this process, and how many there are."""
+        return [self.outline.processes.rank, self.outline.processes.size]
+
+    @property
     def readable(self) -> nn.Module:
         """The copy that has the shapes of the model, so that its operations can be read."""
         return self.outline.plain

@@ -53,12 +53,20 @@ class Placed:
         """How many entries each process has, if it is cut by rows."""
         return [count * math.prod(self.shape[1:]) for _, count in self.rows]
 
-    def wrapped(self, part: Tensor) -> Any:
-        """A DTensor that lies so, with this part here."""
+    def wrapped(self, part: Tensor, *more: int) -> Any:
+        """A DTensor that lies so, with this part here; it may have more dimensions behind those of the tensor."""
         from torch.distributed.tensor import DTensor
 
-        form = {"shape": self.shape, "stride": self._stride}
+        shape = torch.Size((*self.shape, *more))
+        form: dict[str, Any] = {"shape": shape, "stride": self._stride}
+        if more:
+            form["stride"] = torch.empty(shape, device="meta").stride()
         return DTensor.from_local(part, self._mesh, self._placements, run_check=False, **form)
+
+    def is_here(self, value: Any) -> bool:
+        """Whether the part that a DTensor has is that of this process."""
+        mesh = value.device_mesh
+        return bool(mesh.shape == self._mesh.shape and mesh.get_coordinate() == self._mesh.get_coordinate())
 
     def put_together(self, parts: Sequence[Tensor]) -> Tensor:
         """The tensor of the parts of all processes, by rank, if it is cut by rows."""

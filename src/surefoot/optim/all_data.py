@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from surefoot.graph.outline import Outline
 from surefoot.objectives import Objective
 from surefoot.optim.bursts import evaluating
 from surefoot.optim.evaluation import outputs_of
@@ -32,6 +33,7 @@ class AllData:
         objective: a loss without targets.
         data: batches ``(x, y)``, the same in every pass.
         processes: those that share the data, which evaluate at the same time.
+        outline: of the model, if its weights lie with them.
 
     Attributes:
         work: of all evaluations and looks so far.
@@ -39,9 +41,15 @@ class AllData:
     """
 
     def __init__(
-        self, model: nn.Module, objective: Objective, data: Iterable[Any], processes: Processes | None
+        self,
+        model: nn.Module,
+        objective: Objective,
+        data: Iterable[Any],
+        processes: Processes | None,
+        outline: Outline | None = None,
     ) -> None:
         self.model, self.objective, self.data, self.processes = model, objective, data, processes
+        self._outline = outline
         self.work = 0.0
         self.summon: Callable[[], object] | None = None
         self._valuer: StreamedValuer | None = None
@@ -59,12 +67,14 @@ class AllData:
         same = len(buffers) == len(self._buffers) and all(map(torch.equal, buffers, self._buffers))
         self.work += _EVALUATION + _ANEW * (self._valuer is not None and not same)
         with evaluating(self.model):
-            if self._valuer is None:
-                self._valuer = StreamedValuer(self.model, self.data, self.objective, self.processes)
+            outline = self._outline = self._outline and self._outline.refreshed()
+            model = self.model if outline is None else outline.plain
+            if self._valuer is None or (outline is not None and self._valuer.model is not model):
+                self._valuer = StreamedValuer(model, self.data, self.objective, self.processes)
             elif not same:  # other running statistics: another graph, of the same data
                 self._valuer = self._valuer.anew()
             self._buffers = [buffer.clone() for buffer in buffers]
-            return self._valuer.evaluate().evaluation
+            return self._valuer.evaluate(None if outline is None else outline.weights()).evaluation
 
     @property
     def coming(self) -> float:

@@ -110,7 +110,7 @@ class BurstKeeper:
         Training will go on from where it was.
         """
         began, training = self.work, self.training
-        if self._kept is None or not self._kept.is_live() or left < self.all_data.search_work(_LOOKS) - _SCRAP:
+        if not self._is_live() or left < self.all_data.search_work(_LOOKS) - _SCRAP:
             return False
         start, before, way = self._standing()
         if way.part:
@@ -125,6 +125,10 @@ class BurstKeeper:
 
     def _further(self, way: Way, here: Evaluation) -> Evaluation:
         return way.go_on(self.training.parameters, here, self.all_data.look, self.all_data.if_finite, _LOOKS)
+
+    def _is_live(self) -> bool:
+        """Whether the model is still what was kept last."""
+        return self._kept is not None and self.training.batches.agreed(self._kept.is_live())
 
     def _standing(self) -> tuple[Snapshot, Evaluation, Way]:
         assert self._kept is not None
@@ -145,7 +149,7 @@ class BurstKeeper:
     def _look(self) -> str:
         """Evaluate and search where nothing is known yet, or the weights are not those that were kept."""
         note, training = "", self.training
-        if self._kept is None or not self._kept.is_live():
+        if not self._is_live():
             known, self._kept = self.value, None
             self.value = self.all_data.evaluate()
             if not math.isfinite(self.value.error):
@@ -161,7 +165,7 @@ class BurstKeeper:
                 self._way = Way(training.parameters)
                 training.pace.lowest = math.inf
         if not self._searched:
-            note = training.search(self._kept)
+            note = training.search(self._standing()[0])
             self._searched = True
         return note
 

@@ -14,9 +14,9 @@ from surefoot.graph.checks import is_loader
 from surefoot.objectives import Objective
 from surefoot.optim.bursts import Average, EndlessBatches, Snapshot, built_up, only_looking
 from surefoot.optim.evaluation import OptimizerError, outputs_of
-from surefoot.optim.joint import JointBatches
+from surefoot.optim.joint import NumberedBatches
 from surefoot.optim.pace import Pace, Verdict, best_rate
-from surefoot.torch_private import is_sharded
+from surefoot.torch_private import part_here
 
 _FORWARD = 1 / 3  # the work of a forward pass, over that of a gradient
 _FEW, _PART = (2, 4), 0.2  # mini-batches of a trial of a rate, and of what judges it: least, most, part of all
@@ -52,7 +52,7 @@ class BurstTraining:
         model: nn.Module,
         optimizer: Optimizer,
         objective: Objective,
-        batches: EndlessBatches | JointBatches,
+        batches: EndlessBatches,
         average: float,
     ) -> None:
         rates = [float(group["lr"]) for group in optimizer.param_groups]
@@ -65,9 +65,9 @@ class BurstTraining:
         self._ratios = [rate / rates[0] for rate in rates]
 
     @property
-    def parameters(self) -> list[nn.Parameter]:
-        """What the optimizer moves."""
-        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+    def parameters(self) -> list[Tensor]:
+        """What the optimizer moves here."""
+        return [part_here(value) for group in self.optimizer.param_groups for value in group["params"]]
 
     def set_rate(self, rate: float) -> None:
         """Give the optimizer a rate, every group in its ratio."""
@@ -80,7 +80,7 @@ class BurstTraining:
     def loss(self, x: Any, y: Any, *, backward: bool = False) -> Tensor:
         """The loss of a batch, with its gradient in ``.grad`` if that is asked for."""
         self.work += (1 if backward else _FORWARD) / self.batches.per_epoch
-        if isinstance(self.batches, JointBatches):
+        if isinstance(self.batches, NumberedBatches):
             return self.batches.loss(x, backward=backward)
         loss: Tensor = self.objective(outputs_of(self.model, x), y)
         if backward:
@@ -115,14 +115,15 @@ class BurstTraining:
     def _rate_of_a_move(self, batch: list[Any], start: Snapshot) -> float:
         """The rate at which one step moves the weights by a few hundredths of their length, to two digits."""
         rate = self.pace.rate
-        before = [parameter.detach().double().clone() for parameter in self.parameters]
-        length = math.hypot(*(float(value.norm()) for value in before))
+        before = [parameter.double().clone() for parameter in self.parameters]
+        length = self.batches.length(before)
         if not 0 < length < math.inf:
             return rate
         for _ in range(_MEASURED):  # always as many, so that the work does not depend on the first rate
             self._steps(batch, partial(float, rate))
-            after = [parameter.detach().double() for parameter in self.parameters]
-            moved = math.hypot(*(float((new - old).norm()) for new, old in zip(after, before, strict=True)))
+            moved = self.batches.length(
+                [new.double() - old for new, old in zip(self.parameters, before, strict=True)]
+            )
             start.restore()
             rate *= _MOVE * length / moved if 0 < moved < math.inf else _STRIDE if moved == 0 else 1 / _STRIDE
         return float(f"{rate:.2g}")
@@ -213,11 +214,6 @@ def checked_model(optimizer: Any, model: Any) -> nn.Module:
         raise TypeError(f"the first argument is a torch optimizer, got {type(optimizer).__name__}: {usage}")
     if not isinstance(model, nn.Module):
         raise TypeError(f"the objective of all data needs the model, got {type(model).__name__}: {usage}")
-    if is_sharded(model):
-        raise OptimizerError(
-            "the weights of this model lie with several processes, and its optimizer moves a part of them: train "
-            "by surefoot.CertifiedDescent(model, objective, group=…), or a model that is whole on each process"
-        )
     return model
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
-from surefoot.torch_private import moved_together
+from surefoot.torch_private import moved_together, part_here, sharded_modules
 
 _LARGER = 8  # how many batches of training make one of the evaluation, which needs no gradients
 _NEAR = 2  # by which factor that may differ, so that all of them have one size
@@ -58,7 +59,9 @@ class BurstRecord:
 
 
 class Snapshot:
-    """Parameters and buffers of a model and the state of an optimizer, to go back to, bit by bit."""
+    """Parameters and buffers of a model and the state of an optimizer, to go back to, bit by bit; those parts that
+    this process has.
+    """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self.model, self.optimizer = model, optimizer
@@ -74,7 +77,7 @@ class Snapshot:
         self.optimizer.load_state_dict(deepcopy(self._state))
 
     def is_live(self) -> bool:
-        """Whether parameters and buffers are still these."""
+        """Whether parameters and buffers are still these, here."""
         live = _tensors(self.model)
         return live.keys() == self._tensors.keys() and all(
             live[name].shape == value.shape and torch.equal(live[name], value)
@@ -83,19 +86,21 @@ class Snapshot:
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for module in sharded_modules(model):
+        module.reshard()  # after a forward pass some keep whole weights
+    return {name: part_here(value) for name, value in (*model.named_parameters(), *model.named_buffers())}
 
 
 class Average:
     """The mean of parameters over the last steps of an epoch.
 
     Args:
-        parameters: those that ask for a gradient count.
+        parameters: what counts.
         skipped: how many of the first steps do not.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], skipped: int) -> None:
-        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
+    def __init__(self, parameters: list[Tensor], skipped: int) -> None:
+        self.parameters = parameters
         self._means: list[Tensor] = []
         self.count = -skipped
 
@@ -173,6 +178,14 @@ class EndlessBatches:
         """Begin a new pass, unless the last one has just ended."""
         if self._drawn % self.per_epoch:
             self._stream, self._drawn = self._forever(), 0
+
+    def agreed(self, holds: bool) -> bool:
+        """Whether something holds on all processes that train, each its part of the parameters."""
+        return holds
+
+    def length(self, parts: Sequence[Tensor]) -> float:
+        """The norm of all parameters, or of what is of their shapes."""
+        return math.hypot(*(float(part.double().norm()) for part in parts))
 
 
 def fixed_data(loader: Iterable[Any]) -> Iterable[Any]:

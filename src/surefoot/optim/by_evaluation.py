@@ -24,6 +24,7 @@ from surefoot.optim.point import Batch, Data, Function, Point, Stream, Turns
 from surefoot.optim.record import StepRecord
 from surefoot.optim.shards import Parts, Shards
 from surefoot.optim.stored import resolution
+from surefoot.optim.vectors import Kinds
 from surefoot.optim.watch import same_tensors
 from surefoot.optim.wolfe import Found, search
 from surefoot.oracles.problem import Problem
@@ -390,20 +391,21 @@ class ByEvaluation:
     def state(self) -> dict[str, Any]:
         """What directions are made of."""
         own = {"directions": self.direction.state(), "fallback": self._fallback.state(), "stalls": self._stalls}
-        return own if self.owner.parts is None else {**own, "part": self._part}
+        return own if self.owner.parts is None else {**own, "part": self.owner.parts.part}
 
-    @property
-    def _part(self) -> list[int] | None:
-        """Which parts of vectors this process has; ``None`` for whole ones."""
-        if self.processes is None or self.owner.parts is None:
-            return None
-        return [self.processes.rank, self.processes.size]
+    def vectors(self) -> Kinds:
+        """Where the state holds vectors in parts."""
+        if self.owner.parts is None:
+            return {}
+        places = self.owner.parts.outline.places
+        found = self.direction.vectors(sum(places[name].numel for name in self.owner.trainable))
+        return {("directions", *path): kind for path, kind in found.items()}
 
     def load(self, state: dict[str, Any]) -> None:
         """Take it back; of other parts of vectors nothing but how many steps were not taken."""
         self.forget()
         self._stalls = state["stalls"]
-        if state.get("part") != self._part:
+        if state.get("part") != (self.owner.parts and self.owner.parts.part):
             return
         self.direction.load(state["directions"])
         self._fallback.load(state["fallback"])

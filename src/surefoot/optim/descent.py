@@ -16,6 +16,7 @@ from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError, Pa
 from surefoot.optim.by_evaluation import NAMED, ByEvaluation
 from surefoot.optim.evaluation import explained
 from surefoot.optim.record import StepRecord
+from surefoot.optim.vectors import Kinds
 from surefoot.processes import Processes
 from surefoot.torch_private import is_sharded
 
@@ -171,6 +172,10 @@ class CertifiedDescent(GuaranteedOptimizer):
     def load_extra_state(self, state: dict[str, Any]) -> None:
         """Take back what :meth:`extra_state` gave; norms of layers are computed anew."""
         self._method.load(state)
+
+    def vectors(self) -> Kinds:
+        """Those that directions are made of."""
+        return self._method.vectors() if isinstance(self._method, ByEvaluation) else {}
 
     @property
     def guarantee(self) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from surefoot.optim.forcing import Forcing, relaxed
 from surefoot.optim.point import Point
-from surefoot.optim.vectors import Tensors
+from surefoot.optim.vectors import Kinds, Tensors
 from surefoot.oracles.geodesic import accelerated
 from surefoot.oracles.primal import LOOSE
 from surefoot.oracles.problem import Problem, check_tolerance
@@ -43,6 +43,9 @@ class Direction(Protocol):
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take it back."""
+
+    def vectors(self, count: int) -> Kinds:
+        """Where vectors of so many parameters stand in the state, if they are there."""
 
     @property
     def marks(self) -> tuple[Any, ...]:
@@ -90,6 +93,10 @@ class Gradient:
     def load(self, state: Mapping[str, Any]) -> None:
         """Take it back."""
         self._length = state["length"]
+
+    def vectors(self, count: int) -> Kinds:
+        """None."""
+        return {}
 
     @property
     def marks(self) -> tuple[Any, ...]:
@@ -148,6 +155,10 @@ class Conjugate(Gradient):
         """Take it back."""
         super().load(state)
         self._last = None if state["last"] is None else (state["last"][0], state["last"][1])
+
+    def vectors(self, count: int) -> Kinds:
+        """Gradient and direction."""
+        return {("last", which): (torch.float64, ()) for which in range(2)}
 
     @property
     def marks(self) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.objectives import Objective
-from surefoot.optim.bursts import evaluating
+from surefoot.optim.bursts import EndlessBatches, evaluating
 from surefoot.optim.evaluation import OptimizerError, outputs_of
 from surefoot.processes import Processes
 from surefoot.valuation.streamed import batch_weight
@@ -24,30 +24,24 @@ from surefoot.valuation.streamed import batch_weight
 _LAST = 4  # mini-batches that may be asked for again, as those that rates are tried on
 
 
-class JointBatches:
-    """The mini-batches of all processes, one pass after the other; compare :class:`.EndlessBatches`.
+class NumberedBatches(EndlessBatches):
+    """The mini-batches of all processes, one pass after the other, by number.
 
     Args:
         loader: that of this process.
-        model: with the same weights on all of them.
+        model: the same on all of them.
         objective: a loss without targets.
         processes: all of them; each makes one of these at the same time.
-        evaluate: takes part in an evaluation of all data.
 
     Attributes:
         per_epoch: mini-batches of a pass over the longest loader.
     """
 
     def __init__(
-        self,
-        loader: Iterable[Any],
-        model: nn.Module,
-        objective: Objective,
-        processes: Processes,
-        evaluate: Callable[[], object],
+        self, loader: Iterable[Any], model: nn.Module, objective: Objective, processes: Processes
     ) -> None:
         self.loader, self.model, self.objective, self.processes = loader, model, objective, processes
-        self._evaluate, self._held, self._drawn, self._begun = evaluate, dict[int, Any](), 0, 0
+        self._held, self._drawn, self._begun = dict[int, Any](), 0, 0
         self.per_epoch = max(processes.gathered(lambda: sum(1 for _ in loader)))
         self._stream = self._forever()
 
@@ -63,24 +57,69 @@ class JointBatches:
     def take(self, count: int) -> Iterator[tuple[int, None]]:
         """The numbers of the next ones, which have no targets of their own."""
         for _ in range(count):
-            self.processes.ask(("draw", ()))
+            self._call("draw")
             yield self._draw(), None
 
     def begin(self) -> None:
         """Begin a new pass, unless the last one has just ended."""
         if (self._drawn - self._begun) % self.per_epoch:
-            self.processes.ask(("begin", ()))
+            self._call("begin")
             self._begin()
 
     def loss(self, number: int, *, backward: bool) -> Tensor:
         """The loss of a mini-batch, with the gradient of all its parts in ``.grad`` if that is asked for."""
+        raise NotImplementedError
+
+    def _call(self, what: str, *given: Any) -> None:
+        """Let the others do the same, where they would not by themselves."""
+
+    def _draw(self) -> int:
+        self._drawn += 1
+        self._held = {number: batch for number, batch in self._held.items() if number > self._drawn - _LAST}
+        self._held[self._drawn] = self.processes.together(lambda: next(self._stream))
+        return self._drawn
+
+    def _begin(self) -> None:
+        self._stream, self._begun = self._forever(), self._drawn
+
+    def _whole(self, weights: Iterable[Fraction]) -> float:
+        """What the loss of a mini-batch divides by, from what those of its parts do."""
+        return (
+            float(sum(weights, Fraction(0))) if self.objective.options["reduction"] in ("mean", "entries") else 1.0
+        )
+
+
+class JointBatches(NumberedBatches):
+    """Those of processes with the same weights, of which the first trains.
+
+    Args:
+        loader, model, objective, processes: as above.
+        evaluate: takes part in an evaluation of all data.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        model: nn.Module,
+        objective: Objective,
+        processes: Processes,
+        evaluate: Callable[[], object],
+    ) -> None:
+        super().__init__(loader, model, objective, processes)
+        self._evaluate = evaluate
+
+    def _call(self, what: str, *given: Any) -> None:
+        self.processes.ask((what, given))
+
+    def loss(self, number: int, *, backward: bool) -> Tensor:
+        """The loss of a mini-batch, with the gradient of all its parts in ``.grad`` if that is asked for."""
         given = number, backward, self.model.training
-        self.processes.ask(("lose", given))
+        self._call("lose", *given)
         return self._lose(*given)
 
     def evaluate(self) -> None:
         """Let the others take part in an evaluation."""
-        self.processes.ask(("evaluate", ()))
+        self._call("evaluate")
         self.spread()
 
     def spread(self) -> None:
@@ -100,21 +139,11 @@ class JointBatches:
         else:
             self._lose(*given)
 
-    def _draw(self) -> int:
-        self._drawn += 1
-        self._held = {number: batch for number, batch in self._held.items() if number > self._drawn - _LAST}
-        self._held[self._drawn] = self.processes.together(lambda: next(self._stream))
-        return self._drawn
-
-    def _begin(self) -> None:
-        self._stream, self._begun = self._forever(), self._drawn
-
     def _lose(self, number: int, backward: bool, training: bool) -> Tensor:
         self.spread()
         parameters = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
         loss, weight, slopes = self.processes.together(lambda: self._part(number, backward, training, parameters))
-        total = sum(self.processes.gathered(lambda: weight), Fraction(0))
-        whole = float(total) if self.objective.options["reduction"] in ("mean", "entries") else 1.0
+        whole = self._whole(self.processes.gathered(lambda: weight))
         value = torch.tensor([loss], dtype=torch.float64)
         self.processes.add([value, *slopes.values()])
         if backward:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from surefoot.optim.directions import Gradient
 from surefoot.optim.point import Point
-from surefoot.optim.vectors import Layout
+from surefoot.optim.vectors import Kinds, Layout
 
 _FEW, _MANY, _ROOM = 20, 100, 2**21  # pairs that are kept: as many as fit into so many bytes, within bounds
 _CACHE = 2**20  # bytes of pairs in double precision that are read at no cost
@@ -72,7 +72,6 @@ class LimitedMemory(Gradient):
         self._inverse = np.zeros((0, 0))  # of the upper triangle of their products
         self._steps = np.zeros(0)  # ⟨s, y⟩/‖y‖² of each pair
         self._at: tuple[Tensor, np.ndarray] | None = None  # a gradient, and the products of the moves with it
-        self._lengths = np.zeros(0, dtype=int)  # how many entries each tensor has here
         self.__dict__.pop("_averaging", None)
         self._squares: np.ndarray | None = None  # of moves and changes, with less weight the older they are
         self._weights = np.zeros(2)  # their unit: that of the last pair
@@ -130,12 +129,9 @@ class LimitedMemory(Gradient):
         if not inner > 1e-12 * move * change:
             return
         if self._rows is None:
-            count = sum(layout.lengths)
-            pairs = self._wanted or min(max(_ROOM // (8 * count), _FEW), _MANY)
-            kind = torch.float64 if 16 * pairs * count <= _CACHE else torch.float32
+            kind, (_, pairs) = self.vectors(sum(layout.lengths))[("rows",)]
             self._rows = torch.zeros(2, pairs, len(after.vector), dtype=kind, device=after.vector.device)
             self._inverse, self._steps = np.zeros((pairs, pairs)), np.zeros(pairs)
-            self._lengths = np.array([shape.numel() for _, shape in layout.shapes], dtype=int)
         units = pair.cpu().numpy()
         units /= np.array([[move], [change]])
         old, slot, diagonal = self._with_moves(before), self._seen % len(self._steps), inner / (move * change)
@@ -155,7 +151,7 @@ class LimitedMemory(Gradient):
         if self._squares is not None:
             squares += self._squares * (_MEMORY * self._weights / weights)[:, None]
         self._squares, self._weights = squares, weights
-        scales, changes = both = np.repeat(self._means(squares), self._lengths, axis=1)
+        scales, changes = both = np.repeat(self._means(squares), self._averaging[0], axis=1)
         both += squares
         np.sqrt(np.divide(scales, changes, out=scales), out=scales)
         along = self._layout.summed(
@@ -167,19 +163,20 @@ class LimitedMemory(Gradient):
 
     def _means(self, squares: np.ndarray) -> np.ndarray:
         """Over each tensor, and a part of that over all; of all processes that have parts."""
-        here, starts, averages = self._averaging
+        lengths, averages = self._averaging
+        here, starts = lengths > 0, lengths.cumsum() - lengths
         sums = np.zeros((2, len(here)))
-        if len(starts):
-            sums[:, here] = np.add.reduceat(self._once(squares), starts, axis=1)
+        if here.any():
+            sums[:, here] = np.add.reduceat(self._once(squares), starts[here], axis=1)
         means: np.ndarray = self._layout.summed(sums) @ averages
         return means
 
     @cached_property
-    def _averaging(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Which tensors have entries here, where these begin, and the weights of their sums in means."""
-        lengths, wholes = self._lengths, np.array(self._layout.lengths)
-        here, starts = lengths > 0, lengths.cumsum() - lengths
-        return here, starts[here], np.diag(1 / np.maximum(wholes, 1)) + _ALL / wholes.sum()
+    def _averaging(self) -> tuple[np.ndarray, np.ndarray]:
+        """How many entries each tensor has here, and the weights of their sums in means."""
+        lengths = np.array([shape.numel() for _, shape in self._layout.shapes], dtype=int)
+        wholes = np.array(self._layout.lengths)
+        return lengths, np.diag(1 / np.maximum(wholes, 1)) + _ALL / wholes.sum()
 
     def _once(self, rows: np.ndarray) -> np.ndarray:
         return self._layout.once(torch.from_numpy(rows)).numpy() if self._layout.copies else rows
@@ -196,7 +193,7 @@ class LimitedMemory(Gradient):
         own: dict[str, Any] = {"rows_are": _ROWS_ARE, "rows": self._rows, "seen": self._seen, "at": at}
         own |= {"inverse": torch.from_numpy(self._inverse.copy()), "steps": torch.from_numpy(self._steps.copy())}
         own |= {"squares": squares, "weights": self._weights.tolist(), "scales": self._scales}
-        return {**super().state(), **own, "lengths": self._lengths.tolist()}
+        return {**super().state(), **own}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take them back; of a state that is kept otherwise, nothing: the memory fills up anew."""
@@ -204,11 +201,18 @@ class LimitedMemory(Gradient):
         self._clear()
         if state.get("rows_are") != _ROWS_ARE or state["rows"] is None:
             return
-        self._rows, self._seen, self._lengths = state["rows"], state["seen"], np.array(state["lengths"])
+        self._rows, self._seen = state["rows"], state["seen"]
         self._inverse, self._steps = state["inverse"].numpy().copy(), state["steps"].numpy().copy()
         self._squares, self._weights = state["squares"].numpy(), np.array(state["weights"])
         self._scales = state["scales"]
         self._at = None if state["at"] is None else (state["at"][0], state["at"][1].numpy()[: self._kept])
+
+    def vectors(self, count: int) -> Kinds:
+        """Pairs, of the type and as many as fit, and what scales and products are made of."""
+        pairs = self._wanted or min(max(_ROOM // (8 * count), _FEW), _MANY)
+        kind = torch.float64 if 16 * pairs * count <= _CACHE else torch.float32
+        double: Kinds = {(key,): (torch.float64, lead) for key, lead in (("squares", (2,)), ("scales", ()))}
+        return {("rows",): (kind, (2, pairs)), **double, ("at", 0): (torch.float64, ())}
 
     @property
     def marks(self) -> tuple[Any, ...]:

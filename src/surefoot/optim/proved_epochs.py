@@ -19,6 +19,7 @@ from surefoot.optim.bursts import BurstRecord, EndlessBatches, fixed_data
 from surefoot.optim.evaluation import OptimizerError, check_objective, explained
 from surefoot.optim.joint import JointBatches
 from surefoot.optim.pace import Pace
+from surefoot.optim.sharded_batches import ShardedBatches, outline_of
 from surefoot.processes import Processes
 from surefoot.valuation.valuer import Evaluation
 
@@ -67,7 +68,8 @@ class ProvedEpochs:
             which may be empty: a mini-batch is made of the next batch of every loader, the objective is that of
             all data. All of them call ``step`` or ``run``; process 0 trains and decides
             (:mod:`surefoot.optim.joint`). Weights and history are the same on all, the state to be saved is that
-            of process 0.
+            of process 0. Where weights are sharded (``fully_shard``), all train, each its parts
+            (:mod:`surefoot.optim.sharded_batches`), and each saves its own state.
 
     >>> _ = torch.manual_seed(0)
     >>> x = torch.randn(64, 4)
@@ -94,7 +96,9 @@ class ProvedEpochs:
         progress: Callable[[BurstRecord], object] | None = None,
         group: Any = None,
     ) -> None:
-        self.model = unwrapped(checked_model(optimizer, model))
+        given = checked_model(optimizer, model)
+        outline = outline_of(given, group)
+        self.model = unwrapped(given) if outline is None else given
         self.optimizer = optimizer if isinstance(optimizer, Optimizer) else optimizer(self.model.parameters())
         self.objective = check_objective(objective, "the batches (x, y)")
         check(self.optimizer, self.model, loader, burst, average)
@@ -102,10 +106,13 @@ class ProvedEpochs:
         self.progress = progress
         self.processes = None if group is None else Processes(group)
         data = fixed_data(loader) if data is None else data
-        all_data = AllData(self.model, self.objective, data, self.processes)
-        self._batches: EndlessBatches | JointBatches
+        all_data = AllData(self.model, self.objective, data, self.processes, outline)
+        self._batches: EndlessBatches
         if self.processes is None:
             self._batches = EndlessBatches(loader)
+        elif outline is not None:
+            moved = [value for group in self.optimizer.param_groups for value in group["params"]]
+            self._batches = ShardedBatches(loader, self.model, self.objective, self.processes, moved)
         else:
             here = all_data.evaluate_here
             self._batches = JointBatches(loader, self.model, self.objective, self.processes, here)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ from surefoot.processes import Processes
 from surefoot.torch_private import joined, parts_of
 
 Tensors = dict[str, Tensor]
+Kinds = dict[tuple[Any, ...], tuple[torch.dtype, tuple[int, ...]]]
+"""Where vectors stand in a state, by the keys that lead there: their type, and the dimensions before the last."""
 
 
 @dataclass(frozen=True)
