@@ -160,7 +160,9 @@ class Gated(nn.Linear):
         (lambda z: nn.functional.one_hot(z.argmax(dim=1), 2), "jumps"),
     ],
 )
-def test_whole_numbers_that_vary_and_are_moved_around_are_refused(gate: Callable[[Tensor], Tensor], what: str) -> None:
+def test_whole_numbers_that_vary_and_are_moved_around_are_refused(
+    gate: Callable[[Tensor], Tensor], what: str
+) -> None:
     with pytest.raises(UnsupportedOperation, match=what):
         sf.evaluate(Gated(gate).double(), torch.randn(4, 3).double(), sf.CrossEntropy(torch.arange(4) % 2))
 

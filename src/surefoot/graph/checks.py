@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import wraps
 from itertools import pairwise
+from threading import RLock
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -20,26 +21,41 @@ from surefoot.torch_private import Dropout, is_sharded, lies_elsewhere
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_ONE_THREAD = RLock()
 
 
-def with_gradients(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """The same function with automatic differentiation on and autocast off, in whatever mode its caller is.
+def plainly(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """The same function in the modes in which it is proved, in whatever its caller is.
 
     Under ``torch.no_grad()`` and ``torch.inference_mode()`` PyTorch records nothing. Slopes would then be missing,
-    or zero, and a proof that starts from them would be about another function. Autocast rounds factors.
+    or zero, and a proof that starts from them would be about another function. Autocast rounds factors. Anomaly
+    detection ends passes whose results are looked at afterwards. Tensors on a default device ``meta`` have no
+    entries; it stays for a model that is there. Tracing and default types belong to the whole process, so threads
+    wait for each other.
     """
 
     @wraps(function)
     def called(*args: _P.args, **options: _P.kwargs) -> _R:
         with ExitStack() as modes:
+            modes.enter_context(_ONE_THREAD)
             modes.enter_context(torch.inference_mode(False))
             modes.enter_context(torch.enable_grad())
             for device in ("cpu", "cuda"):
                 if torch.is_autocast_enabled(device):
                     modes.enter_context(torch.autocast(device, enabled=False))
+            if torch.is_anomaly_enabled():
+                modes.enter_context(torch.autograd.set_detect_anomaly(False))
+            if torch.get_default_device().type == "meta" and not _is_on_meta(*args, *options.values()):
+                modes.enter_context(torch.device("cpu"))
             return function(*args, **options)
 
     return called
+
+
+def _is_on_meta(*given: object) -> bool:
+    """Whether a model among these, or that of an optimizer, is on the ``meta`` device."""
+    models = (getattr(item, "model", item) for item in given)
+    return any(value.is_meta for model in models if isinstance(model, nn.Module) for value in model.parameters())
 
 
 def as_inputs(x: Any) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from surefoot.graph.checks import unwrapped, with_gradients
+from surefoot.graph.checks import plainly, unwrapped
 from surefoot.graph.held_parts import HeldParts
 from surefoot.graph.sharded import Sharded
 from surefoot.objectives import Objective, Regularizer, Ridge
@@ -118,7 +118,7 @@ class GuaranteedOptimizer(KnownFunction):
         raise NotImplementedError
 
     @hooked
-    @with_gradients
+    @plainly
     def step(self, x: Any = None, y: Any = None, closure: Closure | None = None) -> float:  # type: ignore[override]
         """One step on the batch; returns the loss before it.
 
