@@ -176,8 +176,8 @@ def digest(*tensors: Tensor) -> int:
     r"""The same for the same samples in any order, and for others but by accident: those along the first dimension
     of the first tensor, to which all that is as long as it belongs.
 
-    The entries of a sample, in pieces b of at most 32 bits, become :math:`h = \sum_j w_j b_j` modulo :math:`2^{64}`
-    with random weights. Another piece changes it, but for one in :math:`2^{33}`: of :math:`2^{64}` weights at most
+    A sample, in pieces b of at most 32 bits, becomes :math:`h = \sum_j w_j b_j` modulo :math:`2^{64}` with random
+    weights. Another piece changes h, but for one in :math:`2^{33}`: of :math:`2^{64}` weights at most
     :math:`2^{31}` solve :math:`w\delta = c` if :math:`0 < |\delta| < 2^{32}`. Squares of h are added up over the
     samples, so that targets count with their inputs. Zeros at the end of a sample, as of padding, do not count.
     """

@@ -260,11 +260,34 @@ def test_fingerprints_see_every_change() -> None:
     assert name((x, x), y) != first
     x[2, 1] += 1e-3  # in place: the same tensor, other data
     assert name(x, y) != first
+    unseen = name(x, y)
+    x.data.neg_()  # of which torch keeps no count
+    assert name(x, y) != unseen
+    unseen = name(x, y)
+    y.numpy()[:] = [1, 0, 2, 3]
+    assert name(x, y) != unseen
     with torch.inference_mode():
         hidden = x.clone()
         before = name(hidden, y)
         hidden[0, 0] += 1
         assert name(hidden, y) != before
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_promises_are_about_the_data_as_they_are(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model, x = network().to(dtype), torch.randn(12, 3, dtype=dtype)
+    y = 1 - model(x).argmax(dim=1)
+    optimizer = sf.CertifiedDescent(model, sf.CrossEntropy())
+    optimizer.step(x, y)
+    many = 4 * torch.randn(500, 3, dtype=dtype)
+    fitting = torch.log_softmax(model(many), dim=1).argmax(dim=0)
+    x.data.copy_(many[fitting[y]])  # on which the loss is lower than the step before left it
+    for _ in range(2):
+        before = sf.evaluate(model, x.clone(), sf.CrossEntropy(y))
+        optimizer.step(x, y)
+        after = sf.evaluate(model, x.clone(), sf.CrossEntropy(y))
+        assert optimizer.history[-1].promised_decrease <= before.upper - after.lower
 
 
 def test_hooks_of_torch_are_called_and_profiles_have_the_name_of_the_step() -> None:
