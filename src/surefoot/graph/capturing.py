@@ -119,6 +119,8 @@ def _entries_of(model: nn.Module) -> OrderedDict[Hashable, _Entry]:
 def _capture(model: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor], rewrite: Rewrite) -> Graph:
     survey = Survey(model)
     with preserved(model, survey) as before:
+        for parameter in model.parameters():
+            parameter.grad = None  # no part of the function; a view whose type model.float() changed stops tracing
         traced = trace(model, args, kwargs, survey)
         refuse_stored(traced.changes, model)
         refuse_effects(before.written_to(), before.drawn_from())
