@@ -1,6 +1,8 @@
-"""What is proved does not depend on the mode of automatic differentiation that the caller is in."""
+"""What is proved does not depend on the modes that the caller is in, nor on other threads."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -87,10 +89,17 @@ CALLS: dict[str, Call] = {
 }  # fmt: skip
 
 
+@contextmanager
+def _others() -> Iterator[None]:
+    with torch.autocast("cpu", torch.bfloat16), torch.autograd.detect_anomaly(), torch.device("meta"):
+        yield
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_results_are_those_of_recorded_gradients(call: Call) -> None:
     usual = call(_model(), *_data())
-    for mode in (torch.no_grad(), torch.inference_mode(), torch.autocast("cpu", torch.bfloat16)):
+    for mode in (torch.no_grad(), torch.inference_mode(), _others()):
         model, data = _model(), _data()
         with mode:
             assert call(model, *data) == usual
@@ -101,3 +110,22 @@ def test_data_may_be_made_in_inference_mode(call: Call) -> None:
     with torch.inference_mode():
         data = _data()
     assert call(_model(), *data) == call(_model(), *_data())
+
+
+def test_threads_do_not_disturb_each_other() -> None:
+    calls = [CALLS["evaluate"], CALLS["certify"], CALLS["CertifiedDescent"], CALLS["gauss_newton"]]
+    models, (x, y) = [_model() for _ in calls], _data()
+    usual = [call(_model(), x, y) for call in calls]
+    with ThreadPoolExecutor(len(calls)) as threads:
+        found = [threads.submit(call, model, x, y) for call, model in zip(calls, models, strict=True)]
+        assert [each.result() for each in found] == usual
+
+
+def test_a_model_on_the_meta_device_may_make_tensors_there() -> None:
+    class Shifted(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + torch.ones(2)
+
+    with torch.device("meta"):
+        found = sf.certify(Shifted(3, 2), torch.empty(4, 3), domain=sf.ProductBall(1.0), input_norm=1.0)
+    assert found.smoothness.is_finite

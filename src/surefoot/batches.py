@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from surefoot.graph import Graph
 from surefoot.graph.checks import as_inputs, check_inputs
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_AT_ONCE = 2**20  # pieces of samples that are multiplied by weights
 
 
 class Batches:
@@ -62,7 +64,7 @@ class Batches:
                 check_inputs(*as_inputs(batch[0]))
                 targets = torch.as_tensor(batch[1]).detach()
             if self._seen is not None:
-                self._compare(number, sum(map(digest, (*tensors_of(batch[0]), targets))))
+                self._compare(number, digest(*tensors_of(batch[0]), targets))
             yield number, batch[0], targets
 
     def _compare(self, number: int, seen: int) -> None:
@@ -170,15 +172,47 @@ def kind_of(*tensors: Tensor) -> tuple[Any, ...]:
     return tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
 
 
-def digest(tensor: Tensor) -> int:
-    """The bits of all entries, added up as whole numbers: the same for the same entries in any order."""
+def digest(*tensors: Tensor) -> int:
+    r"""The same for the same samples in any order, and for others but by accident: those along the first dimension
+    of the first tensor, to which all that is as long as it belongs.
+
+    A sample, in pieces b of at most 32 bits, becomes :math:`h = \sum_j w_j b_j` modulo :math:`2^{64}` with random
+    weights. Another piece changes h, but for one in :math:`2^{33}`: of :math:`2^{64}` weights at most
+    :math:`2^{31}` solve :math:`w\delta = c` if :math:`0 < |\delta| < 2^{32}`. Squares of h are added up over the
+    samples, so that targets count with their inputs. Zeros at the end of a sample, as of padding, do not count.
+    """
+    samples = len(tensors[0]) if tensors[0].dim() else 1
+    found: Any = 0
+    for place, tensor in enumerate(tensors):
+        found = found + _hashes(tensor, samples if tensor.dim() and len(tensor) == samples else 1, place)
+    return int((found * found).sum())
+
+
+def _hashes(tensor: Tensor, samples: int, place: int) -> Tensor:
+    pieces = _bits_of(tensor).reshape(samples, -1)
+    pieces = pieces.view(torch.int32) if pieces.element_size() == 8 else pieces
+    width = pieces.shape[1]
+    weights = _weights(place, width).to(pieces.device)
+    parts = (part.long() for part in pieces.split(max(1, _AT_ONCE // max(1, width))))
+    return torch.cat([part @ weights if part.is_cpu else (part * weights).sum(dim=1) for part in parts])
+
+
+@lru_cache(maxsize=8)
+def _weights(seed: int, count: int) -> Tensor:
+    """Random whole numbers; fewer of them are the first of more."""
+    random = torch.Generator().manual_seed(seed)
+    return torch.randint(-(2**63), 2**63 - 1, (count,), generator=random, device="cpu")
+
+
+def _bits_of(tensor: Tensor) -> Tensor:
+    """The bits of all entries as whole numbers."""
     tensor = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
-    return int(tensor.contiguous().view(_BITS[tensor.element_size()]).sum(dtype=torch.int64))
+    return tensor.contiguous().view(_BITS[tensor.element_size()])
 
 
 def digest_of(tensors: Iterable[Tensor]) -> int:
-    """The same where several tensors are, in their order."""
-    return sum((2 * k + 1) * digest(tensor) for k, tensor in enumerate(tensors))
+    """The same where several tensors are, in their order: their bits added up."""
+    return sum((2 * k + 1) * int(_bits_of(tensor).sum(dtype=torch.int64)) for k, tensor in enumerate(tensors))
 
 
 def refuse_other_models(digests: Sequence[int]) -> None:

@@ -16,7 +16,7 @@ from surefoot.certificate import Certificate
 from surefoot.certificate.pieces import InPieces
 from surefoot.certificate.proving import certify_proved, proved_of
 from surefoot.domains import Ball, Box, Domain, DomainError, ProductBall, Segment
-from surefoot.graph.checks import as_inputs, is_loader, unwrapped, with_gradients
+from surefoot.graph.checks import as_inputs, is_loader, plainly, unwrapped
 from surefoot.graph.fetched import opened
 from surefoot.graph.outline import Outline
 from surefoot.graph.sharded import norms_of_shards
@@ -29,7 +29,7 @@ from surefoot.valuation.streamed import StreamedValuer
 from surefoot.valuation.valuer import Evaluation, EvaluationError, Valuer
 
 
-@with_gradients()
+@plainly
 def certify(
     model: nn.Module,
     x: Any,
@@ -167,7 +167,7 @@ def _with_curvature(
     return certificate if curvature is None else replace(certificate, curvature=curvature)
 
 
-@with_gradients()
+@plainly
 def evaluate(
     model: nn.Module, x: Any, objective: nn.Module, y: Any = None, group: Any = None, *, enough: float = 0.0
 ) -> Evaluation:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import numpy as np
 import torch
@@ -230,8 +231,13 @@ def _unpickled(path: Path) -> Any:
     except Exception as error:
         asked = re.search(r"GLOBAL ([\w.]+)", str(error))
         why = f"asks for '{asked[1]}'" if asked else "is not made of tensors and plain containers alone"
+        why = f"it is a pickle that {why}, and reading such a pickle can run any code"
+        with path.open("rb") as file:
+            start = file.read(1)
+        if asked is None and start != b"\x80" and not is_zipfile(path):
+            why = "it is damaged, or no file of torch.save"
         raise DataError(
-            f"'{path}' was not loaded: it is a pickle that {why}, and reading such a pickle can run any code. "
+            f"'{path}' was not loaded: {why}. "
             "Save tensors only, torch.save(model.state_dict(), …), or use safetensors.torch.save_file"
         ) from error
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -40,6 +42,30 @@ def test_rules_lists_the_registry(surefoot):
     nothing = surefoot("rules", "--search", "quantum")
     assert nothing.stdout == ""
     assert "quantum" in nothing.stderr
+
+
+def test_a_new_process_knows_all_rules_and_own_rules_replace_them():
+    code = """
+import surefoot as sf, torch
+from surefoot.magnitude import Magnitude
+from surefoot.operations.common import affine
+assert "aten.linear" in sf.operations.rules()
+sf.register_rule("aten.avg_pool1d")(lambda call: affine(call, {"self": Magnitude.of(100.0)}))
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.AvgPool1d(2))
+print(float(sf.certify(model, torch.ones(2, 4), domain=sf.ProductBall(1.0)).lipschitz) >= 100)
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "True\n"
+
+
+def test_a_damaged_file_is_called_so_and_no_general_loss_is_offered(surefoot, tmp_path):
+    whole, cut = tmp_path / "whole.pt", tmp_path / "cut.pt"
+    torch.save({"x": torch.ones(4, 16), "y": torch.arange(4)}, whole)
+    cut.write_bytes(whole.read_bytes()[:500])
+    assert "it is damaged, or no file of torch.save" in surefoot("certify", "mlp", "--data", cut).stderr
+    found = surefoot("certify", "mlp", "--data", "digits", "--objective", "loss")
+    assert found.exit_code == 2
+    assert "there is no objective 'loss'" in found.stderr
 
 
 def test_models_lists_the_zoo(surefoot):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import surefoot as sf
+from surefoot.errors import CaptureError
 from surefoot.optim import GuaranteedOptimizer, OptimizerError, StepRecord
 from surefoot.optim.record import best_stationarity, from_columns, to_columns
 from surefoot.optim.stored import norm_of
@@ -260,11 +262,64 @@ def test_fingerprints_see_every_change() -> None:
     assert name((x, x), y) != first
     x[2, 1] += 1e-3  # in place: the same tensor, other data
     assert name(x, y) != first
+    unseen = name(x, y)
+    x.data.neg_()  # of which torch keeps no count
+    assert name(x, y) != unseen
+    unseen = name(x, y)
+    y.numpy()[:] = [1, 0, 2, 3]
+    assert name(x, y) != unseen
     with torch.inference_mode():
         hidden = x.clone()
         before = name(hidden, y)
         hidden[0, 0] += 1
         assert name(hidden, y) != before
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_promises_are_about_the_data_as_they_are(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model, x = network().to(dtype), torch.randn(12, 3, dtype=dtype)
+    y = 1 - model(x).argmax(dim=1)
+    optimizer = sf.CertifiedDescent(model, sf.CrossEntropy())
+    optimizer.step(x, y)
+    many = 4 * torch.randn(500, 3, dtype=dtype)
+    fitting = torch.log_softmax(model(many), dim=1).argmax(dim=0)
+    x.data.copy_(many[fitting[y]])  # on which the loss is lower than the step before left it
+    for _ in range(2):
+        before = sf.evaluate(model, x.clone(), sf.CrossEntropy(y))
+        optimizer.step(x, y)
+        after = sf.evaluate(model, x.clone(), sf.CrossEntropy(y))
+        assert optimizer.history[-1].promised_decrease <= before.upper - after.lower
+
+
+def test_the_type_of_a_model_may_change_between_steps() -> None:
+    model, (x, y) = network(), batch()
+    optimizer = sf.CertifiedDescent(model, sf.CrossEntropy())
+    optimizer.step(x, y)
+    model.float()
+    optimizer.step(x.float(), y)
+    assert optimizer.history[-1].promised_decrease > 0
+
+
+@pytest.mark.parametrize("options", [{}, {"direction": torch.optim.Adam}, {"proof": "ball"}])
+def test_a_run_goes_on_after_pickling(options: dict[str, Any]) -> None:
+    optimizer, (x, y) = sf.CertifiedDescent(network(), sf.CrossEntropy(), **options), batch()
+    for _ in range(3):
+        optimizer.step(x, y)
+    for copied in (pickle.loads(pickle.dumps(optimizer)), copy.deepcopy(optimizer)):
+        assert copied.model is not optimizer.model
+        fourth, fifth = copied.step(x, y), copied.step(x, y)
+    assert [optimizer.step(x, y), optimizer.step(x, y)] == [fourth, fifth]
+    assert [record.step_size for record in copied.history] == [record.step_size for record in optimizer.history]
+
+
+def test_a_lazy_model_has_to_be_run_before_the_first_step() -> None:
+    model, (x, y) = nn.LazyLinear(2).double(), batch()
+    optimizer = sf.CertifiedDescent(model, sf.CrossEntropy())
+    with pytest.raises(CaptureError, match=r"not initialised yet .* Run the model once"):
+        optimizer.step(x, y)
+    model(x)
+    assert optimizer.step(x, y) > 0
 
 
 def test_hooks_of_torch_are_called_and_profiles_have_the_name_of_the_step() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -140,6 +141,30 @@ def test_refusals_say_what_was_met() -> None:
 
     with pytest.raises(UnsupportedOperation, match="bessel_j0"):
         sf.evaluate(Unknown().double(), x, sf.CrossEntropy(y))
+
+
+class Gated(nn.Linear):
+    def __init__(self, gate: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(3, 2)
+        self.gate = gate
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.gate(super().forward(x))
+
+
+@pytest.mark.parametrize(
+    ("gate", "what"),
+    [
+        (lambda z: (10 * z).int()[None][0], "whole numbers"),
+        (lambda z: (z > 0).int()[None][0], "jumps"),
+        (lambda z: nn.functional.one_hot(z.argmax(dim=1), 2), "jumps"),
+    ],
+)
+def test_whole_numbers_that_vary_and_are_moved_around_are_refused(
+    gate: Callable[[Tensor], Tensor], what: str
+) -> None:
+    with pytest.raises(UnsupportedOperation, match=what):
+        sf.evaluate(Gated(gate).double(), torch.randn(4, 3).double(), sf.CrossEntropy(torch.arange(4) % 2))
 
 
 def test_the_model_is_left_alone() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import surefoot as sf
+from surefoot.batches import digest
 from surefoot.errors import CaptureError, ObjectiveError
 from surefoot.objectives import BinaryCrossEntropy, Huber, NegativeLogLikelihood, Poisson
 from surefoot.valuation.streamed import StreamedValuer
@@ -116,6 +117,32 @@ def test_inputs_may_be_several_or_have_names() -> None:
 class _Noisy:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         return iter([(torch.randn(5, 4), torch.zeros(5, dtype=torch.int64))])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_pass_sees_samples_in_another_order_as_the_same_and_other_samples_as_others(dtype: torch.dtype) -> None:
+    x, y = torch.randn(6, 4, dtype=dtype), torch.arange(6) % 3
+    order = torch.tensor([5, 3, 1, 0, 2, 4])
+    assert digest(x, y) == digest(x[order], y[order])
+    assert (digest(x, y) - digest(x[:2], y[:2]) - digest(x[2:], y[2:])) % 2**64 == 0
+    assert digest(x, y) == digest(torch.cat([x, torch.zeros_like(x)], dim=1), y)
+    flipped, turned = x.clone(), x.clone()
+    flipped[2] = x[2].flip(0)  # as images are at random
+    turned[3] = -x[3]
+    others = [(flipped, y), (turned, y), (-x, y), (x[order], y), (x, y.roll(1)), (x.roll(1, dims=1), y)]
+    assert len({digest(*batch) % 2**64 for batch in [(x, y), *others]}) == 1 + len(others)
+
+
+def test_a_loader_that_flips_its_samples_at_random_is_refused() -> None:
+    class Flips:
+        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+            x, y = _data()
+            self.passes = getattr(self, "passes", 0) + 1
+            yield x if self.passes % 2 else x.flip(1), y
+
+    optimizer, loader = sf.CertifiedDescent(_model(), sf.CrossEntropy()), Flips()
+    with pytest.raises(EvaluationError, match="other numbers than in the first pass"):
+        optimizer.step(loader)
 
 
 def test_refusals() -> None:

@@ -148,7 +148,8 @@ def objective_class(name: str) -> type[objectives.Objective]:
     losses = [each for each in exported if isinstance(each, type) and issubclass(each, objectives.Objective)]
     losses = [*losses, clustering.ConvexClustering, clustering.KMeans, clustering.Spectral]
     by_name = {re.sub(r"(?<=[a-z])(?=[A-Z])", "-", each.__name__).lower(): each for each in losses}
-    by_name.pop("objective")
+    for general in ("objective", "loss"):
+        del by_name[general]
     if name not in by_name:
         raise UsageError(f"there is no objective '{name}': use {', '.join(sorted(by_name))}")
     parameters = inspect.signature(by_name[name]).parameters.values()

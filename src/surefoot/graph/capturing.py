@@ -10,7 +10,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from surefoot.graph.checks import as_inputs, check_inputs, check_model, refuse_masked_rows, refuse_wrong_ids
+from surefoot.graph.checks import (
+    as_inputs,
+    check_inputs,
+    check_model,
+    plainly,
+    refuse_masked_rows,
+    refuse_wrong_ids,
+)
 from surefoot.graph.flatten import masks_of
 from surefoot.graph.nodes import Source
 from surefoot.graph.preserve import preserved
@@ -31,6 +38,7 @@ _KEPT = 16  # captures per model; one that changes an attribute at every call wo
 _SMALL = 4096  # entries of a buffer whose every change makes a new graph, whatever reads it
 
 
+@plainly
 def capture_with(model: nn.Module, x: Any, rewrite: Rewrite) -> Graph:
     """Read a model as a graph of operations.
 
@@ -111,6 +119,8 @@ def _entries_of(model: nn.Module) -> OrderedDict[Hashable, _Entry]:
 def _capture(model: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor], rewrite: Rewrite) -> Graph:
     survey = Survey(model)
     with preserved(model, survey) as before:
+        for parameter in model.parameters():
+            parameter.grad = None  # no part of the function; a view whose type model.float() changed stops tracing
         traced = trace(model, args, kwargs, survey)
         refuse_stored(traced.changes, model)
         refuse_effects(before.written_to(), before.drawn_from())

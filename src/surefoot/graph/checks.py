@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import wraps
 from itertools import pairwise
-from typing import Any
+from threading import RLock
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +20,18 @@ from surefoot.graph.sharded import Sharded
 from surefoot.graph.structure import Graph
 from surefoot.torch_private import Dropout, is_sharded, lies_elsewhere
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_ONE_THREAD = RLock()
+
 
 @contextmanager
 def with_gradients() -> Iterator[None]:
-    """A context, or a decorator, with automatic differentiation on and autocast off, in whatever mode one is.
+    """A context, or a decorator, in the modes in which derivatives are right, in whatever mode one is.
 
     Under ``torch.no_grad()`` and ``torch.inference_mode()`` PyTorch records nothing. Slopes would then be missing,
-    or zero, and a proof that starts from them would be about another function. Autocast rounds factors.
+    or zero, and a proof that starts from them would be about another function. Autocast rounds factors. Anomaly
+    detection ends passes whose results are looked at afterwards.
     """
     with ExitStack() as modes:
         modes.enter_context(torch.inference_mode(False))
@@ -32,12 +39,36 @@ def with_gradients() -> Iterator[None]:
         for device in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device):
                 modes.enter_context(torch.autocast(device, enabled=False))
+        if torch.is_anomaly_enabled():
+            modes.enter_context(torch.autograd.set_detect_anomaly(False))
         yield
+
+
+def plainly(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """A function that people call, in the modes in which it is proved, in whatever its caller is.
+
+    Tensors on a default device ``meta`` have no entries; it stays for a model that is there. Tracing and default
+    types belong to the whole process, so threads wait for each other.
+    """
+
+    @wraps(function)
+    def called(*args: _P.args, **options: _P.kwargs) -> _R:
+        is_meta = torch.get_default_device().type == "meta" and not _is_on_meta(*args, *options.values())
+        with _ONE_THREAD, with_gradients(), torch.device("cpu") if is_meta else nullcontext():
+            return function(*args, **options)
+
+    return called
 
 
 def differentiable_attention() -> Any:
     """A context in which attention is computed so that it has second derivatives: the fused kernels have none."""
     return sdpa_kernel(SDPBackend.MATH)
+
+
+def _is_on_meta(*given: object) -> bool:
+    """Whether a model among these, or that of an optimizer, is on the ``meta`` device."""
+    models = (getattr(item, "model", item) for item in given)
+    return any(value.is_meta for model in models if isinstance(model, nn.Module) for value in model.parameters())
 
 
 def as_inputs(x: Any) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:

@@ -22,7 +22,7 @@ from surefoot.attained import Estimate, LowerBound, ProbableBound
 from surefoot.calculus.analysis import Analysis
 from surefoot.calculus.leaves import Wrt
 from surefoot.domains import Ball, Domain, DomainError, ProductBall
-from surefoot.graph.checks import with_gradients
+from surefoot.graph.checks import plainly
 from surefoot.lower.function import Expansion, Function, Objective, Space, unit
 from surefoot.lower.krylov import krylov
 
@@ -149,7 +149,7 @@ _LIKELY, _PRODUCTS, _FAILURE = 0.3, 60, 1e-12  # of the probable bound: part of 
 _APART = 0x5EED  # keeps the random start apart from the random numbers that the weights are made of
 
 
-@with_gradients()
+@plainly
 def estimate(
     model: nn.Module,
     x: Any,

@@ -88,7 +88,8 @@ class Objective(nn.Module):
     def admitted(self, targets: Any) -> Tensor:
         """Targets as a tensor, after a check of their values."""
         try:
-            tensor = recordable(torch.as_tensor(targets)).detach()
+            given = targets if isinstance(targets, Tensor) else torch.as_tensor(targets)  # stays on its device
+            tensor = recordable(given).detach()
         except (TypeError, ValueError, RuntimeError) as error:
             raise ObjectiveError(f"targets are a tensor or what becomes one, got {targets!r}") from error
         if tensor.device.type != "meta":
@@ -311,7 +312,7 @@ def frozen_numbers(value: Any, what: str) -> Numbers | None:
     if value is None:
         return None
     try:
-        numbers = torch.as_tensor(value, dtype=torch.float64).detach().cpu()
+        numbers = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach()
     except (TypeError, ValueError, RuntimeError) as error:
         raise ObjectiveError(f"{what} is a tensor or what becomes one, got {value!r}") from error
     if not bool(((numbers >= 0) & (numbers < torch.inf)).all()):

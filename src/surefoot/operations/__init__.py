@@ -37,6 +37,7 @@ Families:
 * ``losses``: functions of the outputs and the targets.
 """
 
+from surefoot.operations import captured  # noqa: F401  all families, so that rules of others come later
 from surefoot.operations.activations import elementwise
 from surefoot.operations.call import Bounds, Call, Use
 from surefoot.operations.record import (

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from surefoot.graph.checks import unwrapped, with_gradients
+from surefoot.graph.checks import check_model, plainly, unwrapped
 from surefoot.graph.held_parts import HeldParts
 from surefoot.graph.sharded import Sharded
 from surefoot.objectives import Objective, Regularizer, Ridge
@@ -118,7 +118,7 @@ class GuaranteedOptimizer(KnownFunction):
         raise NotImplementedError
 
     @hooked
-    @with_gradients()
+    @plainly
     def step(self, x: Any = None, y: Any = None, closure: Closure | None = None) -> float:  # type: ignore[override]
         """One step on the batch; returns the loss before it.
 
@@ -133,6 +133,8 @@ class GuaranteedOptimizer(KnownFunction):
             OptimizerError: if the step cannot be taken. The parameters are as before.
         """
         self.check_data(x, y)
+        if not self.history and self._sharded is None:
+            check_model(self.model)
         self.gather()
         with self._looking() as reset, self.unchanged_on_error(), self._others_constant():
             if self._is_done(x, y, reset):

@@ -74,6 +74,11 @@ class ByEvaluation:
         self._stalls = 0
         self.forget()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies: without the function and the point, which are made anew."""
+        known = {"_function": None, "_point": None, "_stuck": None, "_loader": None, "_batch": (None, None)}
+        return {**self.__dict__, **known}
+
     def forget(self) -> None:
         """Drop the function, the point and what directions are made of."""
         self.direction.forget()

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from surefoot.graph.checks import unwrapped, with_gradients
+from surefoot.graph.checks import plainly, unwrapped
 from surefoot.objectives import Objective
 from surefoot.optim.all_data import AllData
 from surefoot.optim.burst_keeping import BurstKeeper
@@ -182,7 +182,7 @@ class ProvedEpochs:
 
         return self._led(spend)
 
-    @with_gradients()
+    @plainly
     def _led(self, train: Callable[[], float]) -> float:
         """Process 0 trains and decides; afterwards all have its weights and its history."""
         joint = self._batches

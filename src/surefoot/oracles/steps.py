@@ -29,7 +29,7 @@ from torch import Tensor
 
 from surefoot.chain import Chain
 from surefoot.graph import Graph
-from surefoot.graph.checks import with_gradients
+from surefoot.graph.checks import plainly
 from surefoot.objectives import Objective, Ridge
 from surefoot.oracles.choice import Choice, Sizes, choose_gauss_newton, choose_newton
 from surefoot.oracles.dual import solve_dual
@@ -76,7 +76,7 @@ class Solver:
     resolves: Callable[[float], bool] | None = None
 
 
-@with_gradients()
+@plainly
 def gradient(
     chain: Chain,
     objective: Objective,
@@ -115,7 +115,7 @@ def _problem(
     return Problem(chain, objective, params, regularizer, None if group is None else Processes(group))
 
 
-@with_gradients()
+@plainly
 def gauss_newton(
     chain: Chain,
     objective: Objective,
@@ -261,7 +261,7 @@ def _explained(step: Step, choice: Choice | None) -> Step:
     return step if choice is None else replace(step, status=f"{step.status} ({choice})")
 
 
-@with_gradients()
+@plainly
 def newton(
     chain: Chain,
     objective: Objective,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from surefoot.batches import Batches
 from surefoot.calculus.leaves import ordinary_device
-from surefoot.graph.checks import is_loader, unwrapped, with_gradients
+from surefoot.graph.checks import is_loader, plainly, unwrapped
 from surefoot.guarantees import GuaranteeError
 from surefoot.norms.hermitian import up
 from surefoot.objectives import Objective, Ridge, Square
@@ -32,7 +32,7 @@ Method = Literal["gauss_newton", "damped", "gradient", "momentum", "stochastic",
 _KANTOROVICH = "Newton-Kantorovich theorem, underdetermined"
 
 
-@with_gradients()
+@plainly
 def convergence(
     model: nn.Module,
     x: Any,

@@ -301,7 +301,7 @@ class Tape:
         only moves numbers, one of several results, and scalar functions (:attr:`derived`).
         """
         found: dict[str, tuple[str, float]] = {}
-        for node in self.varying:  # in order, as one may rest on another
+        for node in (n for n in self.varying if n.name in self.real):  # in order, as one may rest on another
             part = node.op == "getitem" and isinstance(self.graph.spec(node.inputs[0]), tuple)
             if is_permuted(node) or part:
                 found[node.name] = node.inputs[0], 1.0
