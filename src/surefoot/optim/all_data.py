@@ -18,6 +18,7 @@ from surefoot.valuation.valuer import Evaluation, EvaluationError, InfiniteValue
 
 _EVALUATION, _ANEW = 0.5, 1.0  # what an evaluation takes, in gradients, and one for which the model is read anew
 _LOOK = 0.25  # the same for a look: a forward pass in larger batches
+ROUNDING = 1e-9  # sums of work are not exact
 
 
 class AllData:
@@ -55,15 +56,13 @@ class AllData:
 
     def evaluate_here(self) -> Evaluation:
         """The same, for a process that takes part."""
-        buffers = list(self.model.buffers())
-        same = len(buffers) == len(self._buffers) and all(map(torch.equal, buffers, self._buffers))
-        self.work += _EVALUATION + _ANEW * (self._valuer is not None and not same)
+        self.work += _EVALUATION + _ANEW * self._moved
         with evaluating(self.model):
             if self._valuer is None:
                 self._valuer = StreamedValuer(self.model, self.data, self.objective, self.processes)
-            elif not same:  # other running statistics: another graph, of the same data
+            elif self._moved:  # other running statistics: another graph, of the same data
                 self._valuer = self._valuer.anew()
-            self._buffers = [buffer.clone() for buffer in buffers]
+            self._buffers = [buffer.clone() for buffer in self.model.buffers()]
             return self._valuer.evaluate().evaluation
 
     @property
@@ -72,9 +71,24 @@ class AllData:
         moving = any(buffer.is_floating_point() for buffer in self.model.buffers())
         return _EVALUATION + (_ANEW if moving else 0.0)
 
+    @property
+    def _moved(self) -> bool:
+        """Whether there was an evaluation, with other buffers than those of now."""
+        now, then = list(self.model.buffers()), self._buffers
+        return self._valuer is not None and not (len(now) == len(then) and all(map(torch.equal, now, then)))
+
+    @property
+    def _look_work(self) -> float:
+        return _LOOK if self.processes is None else _EVALUATION
+
     def search_work(self, looks: int) -> float:
         """What so many looks and an evaluation take, while running statistics stay."""
-        return _EVALUATION + looks * (_LOOK if self.processes is None else _EVALUATION)
+        return _EVALUATION + looks * self._look_work
+
+    def looks_within(self, left: float, most: int) -> int:
+        """How many looks fit into this work besides an evaluation here."""
+        room = (left - _EVALUATION - _ANEW * self._moved) / self._look_work
+        return max(0, int(min(room + ROUNDING, most)))
 
     def look(self) -> float:
         """The objective as plain arithmetic gives it, losses in double; infinite where it is not finite."""
