@@ -77,18 +77,14 @@ class AllData:
         now, then = list(self.model.buffers()), self._buffers
         return self._valuer is not None and not (len(now) == len(then) and all(map(torch.equal, now, then)))
 
-    @property
-    def _look_work(self) -> float:
-        return _LOOK if self.processes is None else _EVALUATION
-
     def search_work(self, looks: int) -> float:
         """What so many looks and an evaluation take, while running statistics stay."""
-        return _EVALUATION + looks * self._look_work
+        return _EVALUATION + looks * (_LOOK if self.processes is None else _EVALUATION)
 
     def looks_within(self, left: float, most: int) -> int:
         """How many looks fit into this work besides an evaluation here."""
-        room = (left - _EVALUATION - _ANEW * self._moved) / self._look_work
-        return max(0, int(min(room + ROUNDING, most)))
+        left -= _ANEW * self._moved - ROUNDING
+        return max((looks for looks in range(1, most + 1) if self.search_work(looks) <= left), default=0)
 
     def look(self) -> float:
         """The objective as plain arithmetic gives it, losses in double; infinite where it is not finite."""
