@@ -19,6 +19,7 @@ from surefoot.valuation.valuer import Evaluation, EvaluationError, InfiniteValue
 
 _EVALUATION, _ANEW = 0.5, 1.0  # what an evaluation takes, in gradients, and one for which the model is read anew
 _LOOK = 0.25  # the same for a look: a forward pass in larger batches
+ROUNDING = 1e-9  # sums of work are not exact
 
 
 class AllData:
@@ -63,17 +64,15 @@ class AllData:
 
     def evaluate_here(self) -> Evaluation:
         """The same, for a process that takes part."""
-        buffers = list(self.model.buffers())
-        same = len(buffers) == len(self._buffers) and all(map(torch.equal, buffers, self._buffers))
-        self.work += _EVALUATION + _ANEW * (self._valuer is not None and not same)
+        self.work += _EVALUATION + _ANEW * self._moved
         with evaluating(self.model):
             outline = self._outline = self._outline and self._outline.refreshed()
             model = self.model if outline is None else outline.plain
             if self._valuer is None or (outline is not None and self._valuer.model is not model):
                 self._valuer = StreamedValuer(model, self.data, self.objective, self.processes)
-            elif not same:  # other running statistics: another graph, of the same data
+            elif self._moved:  # other running statistics: another graph, of the same data
                 self._valuer = self._valuer.anew()
-            self._buffers = [buffer.clone() for buffer in buffers]
+            self._buffers = [buffer.clone() for buffer in self.model.buffers()]
             return self._valuer.evaluate(None if outline is None else outline.weights()).evaluation
 
     @property
@@ -82,9 +81,20 @@ class AllData:
         moving = any(buffer.is_floating_point() for buffer in self.model.buffers())
         return _EVALUATION + (_ANEW if moving else 0.0)
 
+    @property
+    def _moved(self) -> bool:
+        """Whether there was an evaluation, with other buffers than those of now."""
+        now, then = list(self.model.buffers()), self._buffers
+        return self._valuer is not None and not (len(now) == len(then) and all(map(torch.equal, now, then)))
+
     def search_work(self, looks: int) -> float:
         """What so many looks and an evaluation take, while running statistics stay."""
         return _EVALUATION + looks * (_LOOK if self.processes is None else _EVALUATION)
+
+    def looks_within(self, left: float, most: int) -> int:
+        """How many looks fit into this work besides an evaluation here."""
+        left -= _ANEW * self._moved - ROUNDING
+        return max((looks for looks in range(1, most + 1) if self.search_work(looks) <= left), default=0)
 
     def look(self) -> float:
         """The objective as plain arithmetic gives it, losses in double; infinite where it is not finite."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from surefoot.optim.all_data import AllData
+from surefoot.optim.all_data import ROUNDING, AllData
 from surefoot.optim.beyond import Way
 from surefoot.optim.burst_ledger import Ledger
 from surefoot.optim.burst_training import BurstTraining
@@ -17,7 +17,7 @@ from surefoot.optim.pace import Pace
 from surefoot.valuation.valuer import Evaluation, EvaluationError
 
 _LENGTH = 12.0  # epochs of a burst: evaluations then cost a small part of training
-_SCRAP = 0.25  # epochs: less is not worth a burst
+_SCRAP = 0.25  # epochs
 _LOOKS = 7  # beyond the end
 
 
@@ -48,7 +48,12 @@ class BurstKeeper:
 
     def has_room(self, left: float, *, beyond: bool) -> bool:
         """Whether another burst fits into this work, besides a search beyond its end."""
-        return self.value is None or left >= self._ending(beyond) + _SCRAP
+        return self.value is None or left >= self._ending(beyond) + self._least
+
+    @property
+    def _least(self) -> float:
+        """Epochs: less is not worth a burst."""
+        return max(_SCRAP, 1 / self.training.batches.per_epoch)
 
     def _ending(self, beyond: bool) -> float:
         """The work that follows the last batch."""
@@ -74,12 +79,12 @@ class BurstKeeper:
             start, before, way = self._standing()
             length, room = length or _LENGTH, end - self.work
             if room < 1.5 * length:  # the last one is as long as fits
-                length = max(room, _SCRAP)
-            count = max(1, round(length * training.batches.per_epoch))
+                length = max(room, self._least)
+            count = max(1, int(length * training.batches.per_epoch + ROUNDING))
             rate, lowest, part = training.pace.rate, training.pace.lowest, way.part
-            if self._ahead is not None:
-                self._ahead.restore()
-            states, ahead = training.run(count, self._ahead or start, warmth)
+            starts = [start] if self._ahead is None else [start, self._ahead]
+            starts[-1].restore()
+            states, ahead = training.run(count, starts, warmth)
             after, kept = None, False
             for number, state in enumerate(states):
                 if number and self.work + self.all_data.coming > began + left:
@@ -88,7 +93,7 @@ class BurstKeeper:
                 after = self.all_data.if_finite()
                 evaluated = math.inf if after is None else after.value
                 if after is not None and part:
-                    after = self._further(way, after)
+                    after = self._further(way, after, began + left - self.work)
                 kept = after is not None and after.upper < before.lower
                 if kept:
                     self._kept, self.value = Snapshot(training.model, training.optimizer), after
@@ -110,21 +115,22 @@ class BurstKeeper:
         Training will go on from where it was.
         """
         began, training = self.work, self.training
-        if not self._is_live() or left < self.all_data.search_work(_LOOKS) - _SCRAP:
+        if not self._is_live() or not self.all_data.looks_within(left, _LOOKS):
             return False
         start, before, way = self._standing()
         if way.part:
             return False
         with self._back_if_interrupted():
-            after = self._further(way, before)
+            after = self._further(way, before, left)
             if way.part:
                 self._ahead = self._ahead or start
                 self._kept, self.value = Snapshot(training.model, training.optimizer), after
             self._enter(before, after, f"{way.part:.2g} of the way beyond its end", 0, training.pace.rate, began)
         return True
 
-    def _further(self, way: Way, here: Evaluation) -> Evaluation:
-        return way.go_on(self.training.parameters, here, self.all_data.look, self.all_data.if_finite, _LOOKS)
+    def _further(self, way: Way, here: Evaluation, left: float) -> Evaluation:
+        looks = self.all_data.looks_within(left, _LOOKS)
+        return way.go_on(self.training.parameters, here, self.all_data.look, self.all_data.if_finite, looks)
 
     def _is_live(self) -> bool:
         """Whether the model is still what was kept last."""

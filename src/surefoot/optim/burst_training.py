@@ -128,7 +128,9 @@ class BurstTraining:
             rate *= _MOVE * length / moved if 0 < moved < math.inf else _STRIDE if moved == 0 else 1 / _STRIDE
         return float(f"{rate:.2g}")
 
-    def run(self, count: int, start: Snapshot, warmth: Callable[[], float]) -> tuple[list[Snapshot], Snapshot]:
+    def run(
+        self, count: int, starts: list[Snapshot], warmth: Callable[[], float]
+    ) -> tuple[list[Snapshot], Snapshot]:
         """Train for so many batches from the present state, adapt the rate at each epoch, and undo damage.
 
         A lowest state may be luck, or on the brink. If training has to go back to it twice without coming to a
@@ -136,14 +138,14 @@ class BurstTraining:
 
         Args:
             count: of batches.
-            start: the present state.
+            starts: states that are known: what was kept, and the present one where that is another.
             warmth: what rates are multiplied by at present, at most 1.
 
         Returns:
             the last lowest states, with mean weights, the lowest first; if no epoch was lower, that after the last
             one, unless it was broken off. And where training is now.
         """
-        states, taken, undone = [(self.pace.lowest, start)], 0, False
+        states, taken, undone = [(self.pace.lowest, start) for start in starts], 0, False
         while taken < count:
             size, epoch = count - taken, self.batches.per_epoch
             if size >= epoch:  # from pass to pass, so that no sample is left out
@@ -157,7 +159,7 @@ class BurstTraining:
             taken += steps
             verdict = self.pace.judge(level)
             end = None
-            if verdict is Verdict.LOWER or (level < math.inf and taken >= count and len(states) == 1):
+            if verdict is Verdict.LOWER or (level < math.inf and taken >= count and states[-1][1] in starts):
                 with mean.instead():
                     end = Snapshot(self.model, self.optimizer)
             if verdict is Verdict.LOWER:
@@ -169,7 +171,7 @@ class BurstTraining:
                     self.pace.lowest = states[-1][0]
                 states[-1][1].restore()
                 undone = True
-        lowest = [state for _, state in reversed(states) if state is not start]
+        lowest = [state for _, state in reversed(states) if state not in starts]
         return lowest or ([] if end is None else [end]), Snapshot(self.model, self.optimizer)
 
     def _steps(

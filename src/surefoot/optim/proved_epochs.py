@@ -168,7 +168,8 @@ class ProvedEpochs:
         """Bursts until the work of that many training epochs is spent; returns the objective of all data.
 
         Trials, bursts that were not kept and evaluations count; reading the model, once, does not. The last burst
-        is as long as fits. The last record, of no batches, is that of the search beyond the last weights.
+        is as long as fits. The last record, of no batches, is that of the search beyond the last weights. No more
+        is spent, unless the first burst is more, or the optimizer asks for several gradients per step.
         """
 
         def spend() -> float:
