@@ -4,6 +4,7 @@
 * ``"normal"``: derivatives sample by sample where samples do not interact, if that takes at most 2·10¹⁰
   multiplications of numbers, some thousand gradients: with 64 samples five layers of width 265. Two layers cost
   as much as 10⁵ of them however narrow they are, so that deeper networks than 447 layers take products of norms.
+  If the variables hold at most 1,000 numbers, the second derivative at the weights is added up from them.
   Where samples interact, or there are other layers than linear ones: exact derivatives at the weights along every
   direction (:mod:`surefoot.calculus.adjoint.dense`), if the variables hold at most 1,000 numbers, the model has at
   most 100 operations, and the same multiplications are enough. Beyond, for the weights alone, Jacobians between
@@ -54,7 +55,12 @@ class Effort:
         """Whether layers of these widths are followed sample by sample."""
         return count * sum(widths) ** 2 * max(widths) + _PAIR * len(widths) ** 2 <= self.products
 
+    def adds_up(self, numbers: int, count: int) -> bool:
+        """Whether the second derivative in so many numbers is added up, sample by sample."""
+        return 0 < numbers <= self.directions and count * numbers**2 <= _SUMMED
 
+
+_SUMMED = 2e9  # multiplications that add up a second derivative
 _PAIR = 1e5  # multiplications that take as long as the calls for two layers
 QUICK = Effort("quick", 0.0, 0)
 NORMAL = Effort("normal", 2e10, 1000, 1900.0, 3e11, 100, shells=8, parts=4)
@@ -72,12 +78,15 @@ def effort_named(name: str) -> Effort:
     raise DomainError(f"effort is 'quick', 'normal' or 'high', got {name!r}")
 
 
-def in_gradients(widths: Sequence[int] = (), weights: int = 0, directions: int = 0, expansions: int = 0) -> int:
+def in_gradients(
+    widths: Sequence[int] = (), weights: int = 0, directions: int = 0, expansions: int = 0, numbers: int = 0
+) -> int:
     """The cost in gradients: of linear layers of these widths with so many weights that are followed sample by
-    sample and of directions, once for all balls, and of expansions along a segment.
+    sample, of directions, and of a second derivative in so many numbers that is added up, once for all balls, and
+    of expansions along a segment.
 
     A gradient multiplies every weight with every sample a few times; sample by sample the derivatives of
     every layer in every other are products of matrices.
     """
     separate = _ONE_UNIT * sum(widths) ** 2 * max(widths) / max(1, weights) if widths else 0.0
-    return round(separate + _ONE_DIRECTION * directions + _ONE_EXPANSION * expansions)
+    return round(separate + numbers + _ONE_DIRECTION * directions + _ONE_EXPANSION * expansions)

@@ -28,6 +28,8 @@ from surefoot.calculus.forward import Pass
 from surefoot.enclosure import Enclosure
 from surefoot.magnitude import Magnitude, minimum, stack
 
+_BY_ENTRIES = replace(NORMAL, directions=0)  # of the matrix; its norm is not asked for
+
 
 @dataclass(frozen=True)
 class ScalarBounds:
@@ -116,9 +118,11 @@ class Centre:
         found = samples(result, self.effort)
         if found is None:
             return None
-        centre = at_the_centre(found, len(result.region.variables), round_off(result))
+        lengths = [result.enclosures[name].numel for name in result.region.variables]
+        whole = self.dense is None and self.effort.adds_up(sum(lengths), len(found.injected[0]))
+        centre = at_the_centre(found, len(lengths), round_off(result), lengths if whole else ())
         widths, weights = zip(*((source.width, source.matrix.numel()) for source in found.sources), strict=True)
-        self.cost += in_gradients(widths, sum(weights))
+        self.cost += in_gradients(widths, sum(weights), numbers=sum(lengths) if whole else 0)
         return found, centre
 
 
@@ -127,10 +131,12 @@ def scalar_bounds(result: Pass, centre: Centre | None = None) -> ScalarBounds | 
     at = backward(result)
     if at is None:
         return None
-    first, centre = result, Centre() if centre is None else centre
+    first, centre = result, Centre(_BY_ENTRIES) if centre is None else centre
     result, found, back = _costates(result, at, centre)
     norm, dense = None, centre.dense
     centre.cost += ONE_BALL if back is None else ONE_BALL + AROUND_SAMPLES
+    if back is not None:
+        norm = back.norm
     if dense is not None:
         around = centre.around(first, at)
         centre.cost += AROUND_DIRECTIONS
