@@ -138,9 +138,9 @@ def scalar_bounds(result: Pass, centre: Centre | None = None) -> ScalarBounds | 
     if back is not None:
         norm = back.norm
     if dense is not None:
-        around = centre.around(first, at)
         centre.cost += AROUND_DIRECTIONS
-        norm = dense.norm + around.moved
+        at_centre = all(radius == 0 for _, radius in first.region.groups)
+        norm = dense.norm + (dense.offset if at_centre else centre.around(first, at).moved)
         if back is not None:
             norm = minimum(norm, dense.norm + smoothness(back.variation))
     reached = [step for step in result.steps if step.node.name in found]
@@ -164,16 +164,16 @@ def scalar_bounds(result: Pass, centre: Centre | None = None) -> ScalarBounds | 
     )
 
 
-def dense_centre(result: Pass, effort: Effort, keep: bool = False) -> Dense | None:
+def dense_centre(result: Pass, effort: Effort, keep: bool = False, balls: int = 1) -> Dense | None:
     """Derivatives at the centre along all directions, from a forward pass over the centre alone; ``None`` if there
     are too many, an operation has no proved second derivative, or samples can be followed one by one and that is
     effort enough.
 
-    With ``keep`` the second derivative is kept, instead of its norm.
+    With ``keep`` the second derivative is kept, instead of its norm. So many ``balls`` are looked at.
     """
     at = backward(result)
     total = sum(result.enclosures[name].numel for name in result.region.variables)
-    if at is None or not effort.follows(total, len(result.steps), sum(step.work for step in result.steps)):
+    if at is None or not effort.follows(total, len(result.steps), sum(step.work for step in result.steps), balls):
         return None
     try:
         if not effort.both and samples(result, effort) is not None:

@@ -260,5 +260,9 @@ def sample_labels(result: Pass, count: int) -> dict[str, Tensor]:
 def _labelled(result: Pass, node: Node, labels: Mapping[str, Tensor]) -> dict[str, Any]:
     """What a layout operation reads: labels, none of numbers that do not vary, and what chooses entries."""
     values = {name: result.enclosures[name].value for name in node.inputs}
-    none = {n: torch.full_like(v, math.nan) for n, v in values.items() if v.is_floating_point()}
+    none = {
+        n: torch.full_like(v, math.nan)
+        for n, v in values.items()
+        if isinstance(v, Tensor) and v.is_floating_point()
+    }
     return values | none | {name: labels[name] for name in node.inputs if name in labels}
