@@ -66,10 +66,10 @@ class Effort:
 
     def adds_up(self, numbers: int, count: int) -> bool:
         """Whether the second derivative in so many numbers is added up, sample by sample."""
-        return 0 < numbers <= self.directions and count * numbers**2 <= _SUMMED
+        return 0 < numbers <= self.directions and (count + numbers) * numbers**2 <= _SUMMED
 
 
-_SUMMED = 2e9  # multiplications that add up a second derivative
+_SUMMED = 2e9  # multiplications that add up a second derivative and find its norm
 _PAIR = 1e5  # multiplications that take as long as the calls for two layers
 QUICK = Effort("quick", 0.0, 0)
 NORMAL = Effort("normal", 2e10, 1000, 1900.0, 3e11, 1500, shells=8, parts=4)

@@ -38,7 +38,6 @@ from surefoot.enclosure import row_norms
 from surefoot.magnitude import Magnitude
 from surefoot.norms import frobenius_norm, spectral_norm
 from surefoot.norms.hermitian import gamma, singles_are_exact, times_power
-from surefoot.norms.verified import symmetric_norm
 
 _SINGLE = 0.005  # the part of norms of samples that may be given away for products in single precision
 _ENTRIES = 4.0e6  # numbers held at a time for a product
@@ -159,9 +158,9 @@ class Assembled:
 
     @property
     def norm(self) -> Magnitude:
-        """That of the matrix, which is overwritten."""
+        """That of the matrix."""
         rounding = gamma(len(self.features[0]) + self.blocks + 2)
-        return Magnitude.of(symmetric_norm(self.matrix)) + self.amount * rounding + 2.0**-700
+        return Magnitude.of(spectral_norm(self.matrix)) + self.amount * rounding + 2.0**-700
 
 
 def at_the_centre(found: Samples, variables: int, error: float, lengths: Sequence[int] = ()) -> Centre:
