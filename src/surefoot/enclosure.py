@@ -152,7 +152,7 @@ class Enclosure:
             return -peak, peak
         peak = peak.to(self.value.device)
         infinity = torch.full_like(peak, torch.inf)  # one ulp outward for the rounding of each end
-        low, high = self.value - radius, self.value + radius
+        low, high = (torch.where(radius == torch.inf, r, self.value + r) for r in (-radius, radius))
         return torch.nextafter(low, -infinity).maximum(-peak), torch.nextafter(high, infinity).minimum(peak)
 
 

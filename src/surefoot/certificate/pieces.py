@@ -94,7 +94,8 @@ class InPieces:
         self.model, self.batches, self.objective, self.processes = model, batches, objective, processes
         self.regularizer, self.weights = regularizer, weights
         self._named = effort_named(effort)
-        self.effort = replace(self._named, shells=0, downhill=False, composed=0.0)  # of one ball among several
+        once = self._named.operations / 4  # where every ball starts from the weights again
+        self.effort = replace(self._named, shells=0, downhill=False, composed=0.0, operations=once)
         self._summed: ProvedSum | None = None
 
     def certify(self, domain: Domain | Box | Segment | None) -> Certificate:

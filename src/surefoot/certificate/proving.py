@@ -184,10 +184,14 @@ def proved_of(
         around = domain is None or (isinstance(domain, Ball) and domain.center == "present")
         has_gradient = analysis.reading.is_scalar and analysis.has_values and input_norm is None
         at_weights = around and has_gradient
+        alone = at_weights and isinstance(domain, Ball) and domain.radius == 0
         dense = None
         if spent.directions and at_weights:
-            dense = dense_centre(analysis.over(Ball(0.0), wrt, shared=shared), spent)
-        centre = Centre(spent, dense, alone=at_weights and isinstance(domain, Ball) and domain.radius == 0)
+            tried = 1 if alone else 1 + spent.balls if domain is None else spent.parts
+            here = analysis.over(Ball(0.0), wrt, shared=shared)
+            dense = dense_centre(here, spent, balls=tried)
+            spent = spent.searching(len(here.steps)) if dense is not None else spent
+        centre = Centre(spent, dense, alone)
         if isinstance(domain, Box):
             balls = analysis.balls_around(domain, wrt)
             inside = analysis.is_in_box(domain, wrt)

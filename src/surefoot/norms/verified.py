@@ -35,9 +35,10 @@ def symmetric_norm(matrix: Tensor) -> float:
         \max\Big(\frac{(1 + \delta)(\|T\| + \|E\|)}{1 - \delta},\ \|R\|_F\Big) + \frac{\|E\|}{\sqrt{1 - \delta}} .
 
     V are approximate eigenvectors, found by subspace iteration that nobody needs to trust; the Frobenius norm of
-    what is left of a second derivative is soon below its largest eigenvalue. Sums of n products of the entries of
-    two matrices are off by at most :math:`\gamma_n` times their Frobenius norms. The entries of S are rounded
-    twice, which moves its norm by at most :math:`4u\|S\|_F`; the terms for round-off in E and R are larger.
+    what is left of a second derivative is soon below its largest eigenvalue. Below :data:`_STRIP` rows that is not
+    worth the while. Sums of n products of the entries of two matrices are off by at most :math:`\gamma_n` times
+    their Frobenius norms. The entries of S are rounded twice, which moves its norm by at most
+    :math:`4u\|S\|_F`; the terms for round-off in E and R are larger.
     """
     size = len(matrix)
     for start in range(0, size, _STRIP):  # half a sum with the transpose, in place
@@ -49,10 +50,10 @@ def symmetric_norm(matrix: Tensor) -> float:
         return 0.0
     matrix /= scale
     best = math.inf
-    for count in (min(size, 32), min(size, 160)):
+    for count in (32, 160) if size > _STRIP else ():
         bound, least = _deflated(matrix, count)
         best = min(best, bound)
-        if count == size or best < 1.01 * least:
+        if best < 1.01 * least:
             return up(best * scale, 16)
     best = min(best, spectral_norm(matrix) + 2.0**-51 * frobenius_norm(matrix))
     return up(best * scale, 16)

@@ -8,6 +8,7 @@ The weights are a soft-max over the positions the mask allows; finite parts of a
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,13 +19,15 @@ from torch import Tensor
 from surefoot.graph.nodes import Source
 from surefoot.graph.structure import Graph, Node, Ref, Role, Spec
 from surefoot.operations.call import Slot, Use
-from surefoot.operations.common import aligned
-from surefoot.operations.record import Expansion, declare, expansion
+from surefoot.operations.common import aligned, normalized_dims
+from surefoot.operations.record import Expansion, Form, declare, expansion, record_of
 from surefoot.operations.sparsity import Contraction, Sparsity, tensors
 from surefoot.operations.written_out import steps, traced
 
 _aten: Any = torch.ops.aten
 _FORBIDS = -(2.0**100)  # what is added to forbid a position
+# beside layout operations, those whose result is infinite if they read an entry that is, and no other is
+_PICKS = ("aten.nll_loss", "aten.nll_loss_nd", "aten.nll_loss2d", "aten.masked_fill", "aten.where")
 
 
 def masked_softmax(scores: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
@@ -180,13 +183,87 @@ def masked_classes(graph: Graph, node: Node) -> Expansion | None:
 
     def filled(scores: Tensor, allowed: Tensor, targets: Tensor) -> Tensor:
         places = targets.long().clamp(0, scores.shape[1] - 1).unsqueeze(1)
-        own = allowed.expand(scores.shape).gather(1, places)
-        instead = own.to(scores.dtype).masked_fill(own, 2 * _FORBIDS).masked_fill(~own, -math.inf)
-        return torch.where(allowed, scores, instead)
+        return _filled(scores, allowed, allowed.expand(scores.shape).gather(1, places))
 
+    return _ending_in(graph, node, filled, made, [scores, allowed, targets])
+
+
+@expansion("aten.logsumexp")
+def masked_sums(graph: Graph, node: Node) -> Expansion | None:
+    """In the same way, the logarithm of a sum of exponentials of scores, some of which are -∞. They stay where
+    nothing else is added up.
+    """
+    inner = graph.by_name.get(node.inputs[0])
+    made: list[Node] = []
+    masks: list[_Mask] = []
+    if inner is None or not isinstance(inner.spec, Spec):
+        return None
+    scores = _without_masks(graph, replace(inner, name=node.name), Ref(inner.name), made, masks)
+    if not masks or not all(mask.is_infinite for mask in masks):
+        return None
+    dims, kept = normalized_dims(node.arguments["dim"], len(inner.spec.shape)), node.arguments["keepdim"]
+    allowed = _allowed_by_all(node.name, inner.spec.shape, node.module, made, masks)
+
+    def logarithm(scores: Tensor, allowed: Tensor) -> Tensor:
+        counts = allowed.expand(scores.shape)
+        for dim in dims:
+            counts = counts.any(dim, keepdim=True)
+        return _filled(scores, allowed, counts).logsumexp(dims, bool(kept))
+
+    return _ending_in(graph, node, logarithm, made, [scores, allowed])
+
+
+def _filled(scores: Tensor, allowed: Tensor, counts: Tensor) -> Tensor:
+    """The scores with a very negative number where they are not allowed, and -∞ where that counts."""
+    instead = counts.to(scores.dtype).masked_fill(counts, 2 * _FORBIDS).masked_fill(~counts, -math.inf)
+    return torch.where(allowed, scores, instead)
+
+
+@expansion("aten.log_softmax")
+def masked_logarithms(graph: Graph, node: Node) -> Expansion | None:
+    r"""The logarithm of a soft-max over what fixed masks leave, if those who read it pick entries that are left:
+    the scores less the logarithm of the sum of the exponentials of these. What nobody reads need not be -∞.
+    """
+    made: list[Node] = []
+    masks: list[_Mask] = []
+    scores = _without_masks(graph, node, Ref(node.inputs[0]), made, masks)
+    if not masks or node.name in graph.outputs:
+        return None
+    left = torch.zeros(node.specs[0].shape)
+    for mask in masks:
+        if mask.value is None or not mask.is_infinite:
+            return None
+        left = left.masked_fill(~mask.value.cpu(), -math.inf)
+    dim = node.arguments["dim"]
+    read = all(_picks(graph, reader, node.name, left) for reader in graph.consumers[node.name])
+    if not read or not bool(left.isfinite().any(dim).all()):
+        return None
+
+    def logarithm(scores: Tensor, allowed: Tensor) -> Tensor:
+        return scores - torch.where(allowed, scores, 2 * _FORBIDS).logsumexp(dim, keepdim=True)
+
+    allowed = _allowed_by_all(node.name, node.specs[0].shape, node.module, made, masks)
+    return _ending_in(graph, node, logarithm, made, [scores, allowed])
+
+
+def _picks(graph: Graph, node: Node, name: str, left: Tensor) -> bool:
+    """Whether an operation picks entries of a tensor and leaves those out that are -∞ here."""
+    others = {other: _fixed(graph, Ref(other)) for other in node.inputs if other != name}
+    picks = node.op in _PICKS or record_of(node).form_of(node) is Form.LAYOUT
+    if not picks or any(value is None for value in others.values()):
+        return False
+    values = {other: value.cpu() for other, value in others.items() if value is not None}
+    picked = node.run({**values, name: left})
+    return isinstance(picked, Tensor) and bool(picked.isfinite().all())
+
+
+def _ending_in(
+    graph: Graph, node: Node, function: Callable[..., Tensor], made: list[Node], arguments: list[Ref]
+) -> Expansion:
+    """What was made, and a function of some tensors in place of the node."""
     known = {part.name: part.spec for part in made}
-    specs = {ref.name: known.get(ref.name) or graph.spec(ref.name) for ref in (scores, allowed, targets)}
-    nodes, (result,) = steps(filled, specs, node.name, node.module, taken=graph.by_name)
+    specs = {ref.name: known.get(ref.name) or graph.spec(ref.name) for ref in arguments}
+    nodes, (result,) = steps(function, specs, node.name, node.module, taken=graph.by_name)
     last = {result.name: node.name}
     return Expansion((*made, *(part.renamed(last, name=last.get(part.name, part.name)) for part in nodes)))
 
@@ -246,6 +323,11 @@ def _without_masks(graph: Graph, node: Node, ref: Ref, made: list[Node], masks: 
         value = _fixed(graph, a["condition"])
         masks.append(_Mask(a["condition"], None if value is None else value.bool(), least == -math.inf))
         return _without_masks(graph, node, a["self"], made, masks)
+    if inner.op == "aten.where" and _same(graph, a["other"], node) and (least := _forbids(graph, a["self"])):
+        condition, value = a["condition"], _fixed(graph, a["condition"])
+        allowed = make("allowed", "aten.logical_not", _aten.logical_not.default, condition, like=condition)
+        masks.append(_Mask(allowed, None if value is None else ~value.bool(), least == -math.inf))
+        return _without_masks(graph, node, a["other"], made, masks)
     if inner.op == "aten.add" and a["alpha"] in (None, 1):
         pair = _scores_and_mask(graph, a["self"], a["other"], node)
         if pair is None:

@@ -23,11 +23,10 @@ result, and k numbers added up for each (``reduction``). Why this holds, by kind
   :math:`t_i` changes :math:`e^{-t_i}` by :math:`ut_ie^{-t_i} \le u/2`, so S by a relative :math:`ku/2` and all
   quotients together by :math:`\sqrt k\,u/(2S)`, where the norm of the result is at least 1/S. Exponentials, sum
   and quotient have relative errors of 8, k and 16 units. So the error is *relative* to :math:`\|\hat z\|`, and the
-  arguments, which a mask makes as small as -10⁹, do not count. *Its logarithm* and that of a *sum of exponentials*
-  round :math:`x_i`, :math:`\max x` and :math:`s = \log\sum e^{-t_i}`, which is off by :math:`(k + 2)u` and a
-  relative error. The logarithm of the soft-max has the entry :math:`-s`, that of the sum is :math:`\max x + s`,
-  the Jacobians are at least 1 and :math:`k^{-1/2}`, and if s is below 1/2, some :math:`t_i` exceeds 0.4 and
-  :math:`\|x\|` exceeds 0.3.
+  arguments, which a mask makes as small as -10⁹, do not count. *Its logarithm* rounds
+  :math:`x_i`, :math:`\max x` and :math:`s = \log\sum e^{-t_i}`, which is off by :math:`(k + 2)u` and a relative
+  error. It has the entry :math:`-s`, its Jacobian is at least 1, and if s is below 1/2, some :math:`t_i` exceeds
+  0.4 and :math:`\|x\|` exceeds 0.3.
 * *Underflow* takes at most :math:`\eta` from an intermediate result, also where subnormal results are flushed to
   zero; before it reaches the result that may be multiplied by other arguments.
 

@@ -37,7 +37,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from surefoot.enclosure import Enclosure, row_norms
+from surefoot.enclosure import Enclosure, measure, row_norms
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.operations.call import Bounds, Call, Pair, Slot, Use
 from surefoot.operations.common import ONE, ZERO, aligned, normalized_dim, normalized_dims, root, unless_along
@@ -176,6 +176,16 @@ def _pull_log_sum_exp(call: Call, costate: Tensor) -> dict[Slot, Rounded]:
     dims = normalized_dims(call["dim"], x.dim())
     shape = [1 if axis in dims else size for axis, size in enumerate(x.shape)]
     return {"self": _along_dims(x, dims) * costate.reshape(shape)}
+
+
+def _log_sum_error(call: Call, value: Tensor) -> Magnitude:
+    r"""With :math:`z = m + \log S`, m the largest of k entries and :math:`1 \le S = \sum e^{-t_i} \le k`: rounding
+    :math:`t_i` changes S by at most :math:`u\sum t_ie^{-t_i} \le ku/2`, exponentials and their sum by a relative
+    :math:`(k + 16)u`, the logarithm rounds by :math:`4u\log S` and the sum by :math:`u|z|`. All of it is below
+    :math:`(8k + 64)u + 2u|z|`, however small other entries are, as a mask makes them.
+    """
+    classes = call["self"].numel // max(1, call.numel)
+    return root(call.numel) * ((8 * classes + 64) * 2.0**-53) + measure(value)[0] * 2.0**-52
 
 
 def _along_dims(x: Tensor, dims: list[int]) -> Rounded:
@@ -322,7 +332,7 @@ def log_softmax(call: Call) -> Bounds:
 
 
 @operation("aten.logsumexp", rows=unless_along(), errata=(13,), pullback=_pull_log_sum_exp,
-           push=push_by_gradient, near=_near_log_sum_exp, taylor=log_sum_along,
+           push=push_by_gradient, near=_near_log_sum_exp, taylor=log_sum_along, error=_log_sum_error,
            cost=lambda use: every_entry(math.prod(use.shapes["self"])))  # fmt: skip
 def log_sum_exp(call: Call) -> Bounds:
     r"""Slope √(max p), curvature ‖C‖, third derivative 1/√2; at zero every entry is log k.

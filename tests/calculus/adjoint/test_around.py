@@ -268,3 +268,33 @@ def test_layers_wider_than_those_of_normal_effort() -> None:
         for effort in ("high", "normal")
     )
     assert high.smoothness < normal.smoothness
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_small_gated_networks_are_sharp_at_the_weights(kind: type[nn.Module]) -> None:
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gated, self.head = kind(2, 3, batch_first=True), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.gated(x)[0][:, -1])
+
+    torch.manual_seed(0)
+    model, x, objective = (
+        Last().double(),
+        torch.randn(4, 7, 2, dtype=D),
+        sf.CrossEntropy(torch.tensor([0, 1, 1, 0])),
+    )
+    names, values = zip(*model.named_parameters(), strict=True)
+
+    def loss(point: Tensor) -> Tensor:
+        parts = point.split([value.numel() for value in values])
+        given = {name: part.view_as(value) for name, part, value in zip(names, parts, values, strict=True)}
+        found: Tensor = objective(torch.func.functional_call(model, given, (x,)))
+        return found
+
+    here = nn.utils.parameters_to_vector(values).detach()
+    exact = float(torch.linalg.eigvalsh(torch.autograd.functional.hessian(loss, here, vectorize=True)).abs().max())
+    found = float(sf.certify(model, x, objective=objective, domain=sf.Ball(0.0)).smoothness)
+    assert exact * (1 - 1e-9) <= found <= 1.01 * exact

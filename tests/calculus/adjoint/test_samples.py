@@ -102,6 +102,46 @@ def test_second_derivatives_are_those_of_each_sample() -> None:
             assert torch.allclose(block[n], dense[rows, columns], atol=1e-14)
 
 
+class Mixture(nn.Module):
+    """Experts side by side, weighed by a gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(3, 3)
+        experts = [nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)) for _ in range(3)]
+        self.experts = nn.ModuleList(experts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shares = torch.softmax(self.gate(x), dim=1)
+        return sum(shares[:, k : k + 1] * expert(x) for k, expert in enumerate(self.experts))
+
+
+@pytest.mark.parametrize("frozen", ["", "bias", "weight"])
+@pytest.mark.parametrize("make", [*MODELS, Mixture])
+def test_the_second_derivative_is_added_up_from_those_of_the_samples(
+    monkeypatch: pytest.MonkeyPatch, make: object, frozen: str
+) -> None:
+    model, x, objective = setting(make)
+    loss, here = flat_value(model, x, objective)
+    dense = torch.autograd.functional.hessian(loss, here)
+    last = [name for name, _ in model.named_parameters() if frozen and name.endswith(frozen)][-1:]
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name not in last)
+    kept = torch.cat([torch.full((p.numel(),), p.requires_grad) for p in model.parameters()])
+    dense = dense[kept][:, kept]
+    result = run(model, x, objective, sf.Ball(0.0))
+    lengths = [result.enclosures[name].numel for name in result.region.variables]
+    norm = at_the_centre(separate(result), len(lengths), round_off(result), lengths).norm
+    exact = float(torch.linalg.eigvalsh(dense).abs().max())
+    assert exact * (1 - 1e-13) <= float(norm) <= exact * (1 + 1e-9)
+    monkeypatch.setattr("surefoot.calculus.adjoint.centre._ENTRIES", 100.0)  # a few samples at a time
+    again = at_the_centre(separate(result), len(lengths), round_off(result), lengths).norm
+    assert float(again) == pytest.approx(exact, rel=1e-9)
+    for effort in ("normal", "high"):
+        found = sf.certify(model, x, objective=objective, domain=sf.Ball(0.0), effort=effort)
+        assert exact * (1 - 1e-13) <= float(found.smoothness) <= exact * (1 + 1e-6)
+
+
 @pytest.mark.parametrize(("radius", "shells"), [(0.0, 1), (0.02, 1), (0.5, 1), (0.02, 4), (0.5, 3)])
 @pytest.mark.parametrize("make", MODELS)
 def test_derivatives_stay_within_their_bounds(make: object, radius: float, shells: int) -> None:

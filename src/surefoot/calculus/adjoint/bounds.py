@@ -28,6 +28,8 @@ from surefoot.calculus.forward import Pass
 from surefoot.enclosure import Enclosure
 from surefoot.magnitude import Magnitude, minimum, stack
 
+_BY_ENTRIES = replace(NORMAL, directions=0)  # of the matrix; its norm is not asked for
+
 
 @dataclass(frozen=True)
 class ScalarBounds:
@@ -116,9 +118,11 @@ class Centre:
         found = samples(result, self.effort)
         if found is None:
             return None
-        centre = at_the_centre(found, len(result.region.variables), round_off(result))
+        lengths = [result.enclosures[name].numel for name in result.region.variables]
+        whole = self.dense is None and self.effort.adds_up(sum(lengths), len(found.injected[0]))
+        centre = at_the_centre(found, len(lengths), round_off(result), lengths if whole else ())
         widths, weights = zip(*((source.width, source.matrix.numel()) for source in found.sources), strict=True)
-        self.cost += in_gradients(widths, sum(weights))
+        self.cost += in_gradients(widths, sum(weights), numbers=sum(lengths) if whole else 0)
         return found, centre
 
 
@@ -127,14 +131,16 @@ def scalar_bounds(result: Pass, centre: Centre | None = None) -> ScalarBounds | 
     at = backward(result)
     if at is None:
         return None
-    first, centre = result, Centre() if centre is None else centre
+    first, centre = result, Centre(_BY_ENTRIES) if centre is None else centre
     result, found, back = _costates(result, at, centre)
     norm, dense = None, centre.dense
     centre.cost += ONE_BALL if back is None else ONE_BALL + AROUND_SAMPLES
+    if back is not None:
+        norm = back.norm
     if dense is not None:
-        around = centre.around(first, at)
         centre.cost += AROUND_DIRECTIONS
-        norm = dense.norm + around.moved
+        at_centre = all(radius == 0 for _, radius in first.region.groups)
+        norm = dense.norm + (dense.offset if at_centre else centre.around(first, at).moved)
         if back is not None:
             norm = minimum(norm, dense.norm + smoothness(back.variation))
     reached = [step for step in result.steps if step.node.name in found]
@@ -158,16 +164,16 @@ def scalar_bounds(result: Pass, centre: Centre | None = None) -> ScalarBounds | 
     )
 
 
-def dense_centre(result: Pass, effort: Effort, keep: bool = False) -> Dense | None:
+def dense_centre(result: Pass, effort: Effort, keep: bool = False, balls: int = 1) -> Dense | None:
     """Derivatives at the centre along all directions, from a forward pass over the centre alone; ``None`` if there
     are too many, an operation has no proved second derivative, or samples can be followed one by one and that is
     effort enough.
 
-    With ``keep`` the second derivative is kept, instead of its norm.
+    With ``keep`` the second derivative is kept, instead of its norm. So many ``balls`` are looked at.
     """
     at = backward(result)
     total = sum(result.enclosures[name].numel for name in result.region.variables)
-    if at is None or not effort.follows(total, len(result.steps), sum(step.work for step in result.steps)):
+    if at is None or not effort.follows(total, len(result.steps), sum(step.work for step in result.steps), balls):
         return None
     try:
         if not effort.both and samples(result, effort) is not None:

@@ -18,12 +18,15 @@ of the 2 × 2 matrix of
 
 The second is at most the norm of :math:`(\|\sum_nc_n\lambda_{t,n} \otimes K_n\|,\ \|\Lambda_t\|_2
 \|\mathrm{diag}(\|K_n\|)R\|_2)`. What rounding adds is in :mod:`surefoot.calculus.adjoint.cotangents`.
+
+Where the variables hold few numbers, both sums are added up to the matrix that they are (:class:`Assembled`). Its
+norm counts what cancels between samples, layers and parallel branches.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,11 +34,13 @@ import torch
 from torch import Tensor
 
 from surefoot.calculus.adjoint.samples import Samples, Source
+from surefoot.enclosure import row_norms
 from surefoot.magnitude import Magnitude
 from surefoot.norms import frobenius_norm, spectral_norm
-from surefoot.norms.hermitian import singles_are_exact, times_power
+from surefoot.norms.hermitian import gamma, singles_are_exact, times_power
 
 _SINGLE = 0.005  # the part of norms of samples that may be given away for products in single precision
+_ENTRIES = 4.0e6  # numbers held at a time for a product
 _SLACK = 1 + 1e-9  # for norms of two numbers, and the norm of a direction
 
 
@@ -96,10 +101,74 @@ class Centre:
     jacobians: dict[str, Magnitude]  # norms of the derivatives of some tensors in the injections, samples × layers
     curvature: Magnitude  # norms of the second derivatives in the injections, samples × layers × layers
     error: float  # the relative round-off, as a part of what products of norms give
+    norm: Magnitude  # of the second derivative; infinite if it was not added up
 
 
-def at_the_centre(found: Samples, variables: int, error: float) -> Centre:
-    """The second derivative of the output, and the first derivatives of what linear layers and the loss read."""
+class Assembled:
+    r"""The second derivative at the centre, as a matrix of all numbers of the variables.
+
+    *Round-off.* An entry adds up at most q blocks of products of three numbers over N samples, so it is off by at
+    most :math:`\gamma_{N+q+2}` of the sum of their absolute values. The Frobenius norm of a matrix of such sums is
+    at most the sum over blocks and samples of products of the Frobenius norms of the factors, e.g. of
+    :math:`\|x_{s,n}\|\|M_n\|_F\|x_{s',n}\|`. Entries are moderate, so that what underflows is less than is added.
+
+    Args:
+        found: the function sample by sample.
+        lengths: how many numbers each variable holds.
+    """
+
+    def __init__(self, found: Samples, lengths: Sequence[int]) -> None:
+        starts, inputs = np.cumsum([0, *lengths]), found.sources[0].inputs
+        self.matrix = torch.zeros(int(starts[-1]), int(starts[-1]), dtype=torch.float64, device=inputs.device)
+        self.places, self.features = [], []  # of every layer: of its weight and bias, what these are multiplied by
+        for source in found.sources:
+            held = []
+            if source.weight is not None:
+                held.append((source.weight, source.inputs.double()))
+            if source.bias is not None:
+                held.append((source.bias, self.matrix.new_ones(len(inputs), 1)))
+            shapes = [(starts[k], (source.width, part.shape[1])) for k, part in held]
+            places = [start + torch.arange(math.prod(shape)).reshape(shape) for start, shape in shapes]
+            self.places.append(torch.cat(places, 1).to(inputs.device))
+            self.features.append(torch.cat([part for _, part in held], 1))
+        self.blocks, self.amount = 0, Magnitude.zero()
+
+    def add_curvature(self, first: int, second: int, forms: Tensor) -> None:
+        """The first sum between two layers."""
+        factors = forms[:, :, None, :], self.features[first][:, None, :, None]
+        self._add(self.places[first], second, factors, first != second)
+
+    def add_jacobian(self, reader: int, other: int, costates: Tensor, jacobian: Tensor) -> None:
+        """The second sum between the weight of a layer and a layer before."""
+        factors = costates[:, :, None, None], jacobian[:, None]
+        self._add(self.places[reader][:, : jacobian.shape[1]], other, factors, True)
+
+    def _add(self, places: Tensor, other: int, factors: tuple[Tensor, Tensor], twice: bool) -> None:
+        """The sum over the samples of the product of two factors and of what another layer is multiplied by."""
+        right, columns, rows = self.features[other], self.places[other].flatten(), places.flatten()
+        once = max(1, int(_ENTRIES / (len(rows) * len(self.places[other]))))
+        for a, b, c in zip(*(part.split(once) for part in (*factors, right)), strict=True):
+            block = ((a * b).flatten(1).mT @ c).reshape(len(rows), -1)
+            self.matrix[rows[:, None], columns] += block
+            if twice:
+                self.matrix[columns[:, None], rows] += block.mT
+            self.blocks += 2
+        sizes = row_norms(factors[0]) * row_norms(factors[1]) * row_norms(right)
+        self.amount = self.amount + sizes.sum() * 2.0
+
+    @property
+    def norm(self) -> Magnitude:
+        """That of the matrix."""
+        rounding = gamma(len(self.features[0]) + self.blocks + 2)
+        return Magnitude.of(spectral_norm(self.matrix)) + self.amount * rounding + 2.0**-700
+
+
+def at_the_centre(found: Samples, variables: int, error: float, lengths: Sequence[int] = ()) -> Centre:
+    """The second derivative of the output, and the first derivatives of what linear layers and the loss read.
+
+    With the ``lengths`` of the variables the former is added up to one matrix, too.
+    """
+    whole = Assembled(found, lengths) if lengths else None
     amounts: dict[tuple[int, int], list[float]] = {}  # logarithms, to base two
     held = [features(source) for source in found.sources]
     count, layers = len(found.injected[0]), len(held)
@@ -121,6 +190,8 @@ def at_the_centre(found: Samples, variables: int, error: float) -> Centre:
         for other, curvature in enumerate(found.curvatures(last)):
             norms = sample_norms(curvature)
             second_order[:, last, other] = second_order[:, other, last] = norms.cpu().numpy()
+            if whole is not None:
+                whole.add_curvature(last, other, curvature)
             for first, second, amount in _bilinear(held[last], held[other], curvature, norms.sqrt()):
                 add(first, second, amount, first.exponent + second.exponent, last != other)
     for name in found.read:
@@ -133,6 +204,9 @@ def at_the_centre(found: Samples, variables: int, error: float) -> Centre:
             for k in layers_of[name]:
                 through = sample_norms(found.sources[k].matrix @ jacobian)
                 jacobians[found.sources[k].name][:, other] = through.cpu().numpy()
+            if whole is not None:
+                for k in readers:
+                    whole.add_jacobian(k, other, found.slopes[k].detach(), jacobian)
             for second in held[other]:
                 rest = second.rest_norm(norms)
                 for k in readers:
@@ -150,6 +224,7 @@ def at_the_centre(found: Samples, variables: int, error: float) -> Centre:
         {name: Magnitude.of(norms) for name, norms in jacobians.items()},
         Magnitude.of(second_order),
         error,
+        Magnitude.infinity() if whole is None else whole.norm,
     )
 
 

@@ -29,6 +29,7 @@ from surefoot.calculus.adjoint.running import running_errors
 from surefoot.calculus.adjoint.samples import PLAIN, require_moderate
 from surefoot.calculus.forward import Pass, Step
 from surefoot.enclosure import Spec, norm
+from surefoot.graph.structure import Node
 from surefoot.magnitude import Magnitude
 from surefoot.norms import frobenius_norm
 from surefoot.norms.verified import symmetric_norm
@@ -214,7 +215,7 @@ def sample_labels(result: Pass, count: int) -> dict[str, Tensor]:
 
     Layout operations move the labels as they move numbers. Element by element nothing changes. A linear layer
     mixes the last dimension, other operations whatever is in a row: these must have one label each. What reads
-    variables only may be labelled at will.
+    variables only may be labelled at will, and so may entries that do not vary.
     """
     labels: dict[str, Tensor] = {}
     variables = set(result.region.variables)
@@ -227,18 +228,17 @@ def sample_labels(result: Pass, count: int) -> dict[str, Tensor]:
         form = record_of(node).form_of(node)
         if not isinstance(value, Tensor):
             if form is Form.LAYOUT and len(read) == len(step.names):
-                reads = {n: result.enclosures[n].value for n in node.inputs} | {
-                    n: labels[n] for n in read.values()
-                }
-                labels[node.name] = run_in_double(node, reads)
+                labels[node.name] = run_in_double(node, _labelled(result, node, labels))
             continue
         line = torch.arange(count, dtype=torch.float64, device=value.device)
         if not read:
             if shape[:1] == (count,):
                 labels[node.name] = line.reshape(-1, *[1] * (len(shape) - 1)).expand(shape)
         elif form is Form.LAYOUT and len(read) == len(step.names):
-            reads = {n: result.enclosures[n].value for n in node.inputs} | {n: labels[n] for n in read.values()}
-            labels[node.name] = run_in_double(node, reads)
+            found = run_in_double(node, _labelled(result, node, labels))
+            free, own = found.isnan(), line.reshape(-1, *[1] * (len(shape) - 1))
+            if shape[:1] == (count,) or not bool(free.any()):
+                labels[node.name] = torch.where(free, own, found) if bool(free.any()) else found
         elif form is Form.ELEMENTWISE and len(read) == 1:
             labels[node.name] = labels[next(iter(read.values()))]
         else:
@@ -255,3 +255,14 @@ def sample_labels(result: Pass, count: int) -> dict[str, Tensor]:
             if all(bool((part == first[..., None]).all()) for part in lines):
                 labels[node.name] = first.reshape(*first.shape, *[1] * (len(shape) - kept)).expand(shape)
     return labels
+
+
+def _labelled(result: Pass, node: Node, labels: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What a layout operation reads: labels, none of numbers that do not vary, and what chooses entries."""
+    values = {name: result.enclosures[name].value for name in node.inputs}
+    none = {
+        n: torch.full_like(v, math.nan)
+        for n, v in values.items()
+        if isinstance(v, Tensor) and v.is_floating_point()
+    }
+    return values | none | {name: labels[name] for name in node.inputs if name in labels}
