@@ -62,7 +62,8 @@ class Batches:
                 raise EvaluationError(f"a batch is a pair (x, y) of inputs and targets: batch {number} is {kind}")
             with numbered(number):
                 check_inputs(*as_inputs(batch[0]))
-                targets = torch.as_tensor(batch[1]).detach()
+                given = batch[1]  # which stays on its device
+                targets = (given if isinstance(given, Tensor) else torch.as_tensor(given)).detach()
             if self._seen is not None:
                 self._compare(number, digest(*tensors_of(batch[0]), targets))
             yield number, batch[0], targets

@@ -102,7 +102,14 @@ def test_values_and_steps(name: str) -> None:
         assert float(0.5 * (model(*x) - y).square().sum() / len(y)) < before
 
 
-@pytest.mark.parametrize("name", [name for name in MASKED if name.startswith("mask")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "mask made in forward" else pytest.mark.slow)
+        for name in MASKED
+        if name.startswith("mask")
+    ],
+)
 def test_a_causal_mask_has_the_constants_of_the_hint(name: str) -> None:
     found = []
     for which in (name, "hint"):

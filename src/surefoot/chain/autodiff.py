@@ -87,7 +87,9 @@ class Autodiff:
         if passes is None:
             return
         way = Traced(passes, values, self._leaves)
-        slopes = tuple(torch.linspace(0, 1, o.numel()).cos().to(o).reshape(o.shape) for o in self._outputs)
+        slopes = tuple(
+            torch.linspace(0, 1, o.numel(), device=o.device).cos().to(o).view_as(o) for o in self._outputs
+        )
         expected, found = self._way.pull(slopes), way.pull(slopes)
         size = _square(expected.values())
         apart = _square(found[path] - slope for path, slope in expected.items())
