@@ -129,8 +129,9 @@ def test_steps_that_are_not_taken_speak():
     model = nn.Linear(3, 1).double()
     x, y = torch.randn(20, 3).double(), torch.randn(20, 1).double()
     optimizer = CertifiedDescent(model, sf.Square())
-    with pytest.warns(StalledWarning, match="round-off"):
+    with pytest.warns(StalledWarning, match="round-off") as warned:
         _ = [optimizer.step(x, y) for _ in range(60)]
+    assert {warning.filename for warning in warned} == {__file__}  # the line that called
     weights = copy.deepcopy(model.state_dict())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", StalledWarning)

@@ -110,8 +110,9 @@ def test_what_is_not_lower_goes_back() -> None:
     assert not training.history[-1].kept
     assert _equal(before, _contents(model))
     assert not training.optimizer.state_dict()["state"]
-    with pytest.warns(StalledWarning, match="2 bursts in a row were not kept"):
+    with pytest.warns(StalledWarning, match="2 bursts in a row were not kept") as warned:
         training.step()
+    assert warned[0].filename == __file__
     assert "nothing yet" in training.guarantee
     assert model.training
 

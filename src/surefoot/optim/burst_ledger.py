@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import warnings
 
 from surefoot.optim.bursts import BurstRecord
-from surefoot.optim.by_evaluation import StalledWarning
+from surefoot.optim.by_evaluation import speak_of_stall
 from surefoot.valuation.valuer import Evaluation
 
 _STALLED = 2
@@ -49,12 +48,10 @@ class Ledger:
     def speak_of_stalls(self, rate: float) -> None:
         """Warn once, when as many bursts as that were not kept."""
         if self.stalls == _STALLED and self.history[-1].batches:
-            warnings.warn(
+            speak_of_stall(
                 f"{_STALLED} bursts in a row were not kept ({self.history[-1].note}); the rate is now "
                 f"{rate:.2g}. If it goes on, the training is at the noise of its mini-batches: use larger "
-                "ones, or surefoot.CertifiedDescent on all data",
-                StalledWarning,
-                stacklevel=6,
+                "ones, or surefoot.CertifiedDescent on all data"
             )
 
     @property

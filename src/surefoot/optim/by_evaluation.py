@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 import zlib
@@ -43,11 +44,20 @@ NAMED: Mapping[str, Callable[[], Direction]] = {
 _ANGLE = 1e-10  # the least cosine between a direction and minus the gradient
 _FOREIGN_TRIALS, _PROXIMAL_TRIALS = 8, 40
 _STALLS = 2
+_INNER = ("surefoot", "torch", "contextlib", "functools")
 _PARTS = (0.4, 0.1)  # of a decrease that errors may take away before they are made smaller
 
 
 class StalledWarning(UserWarning):
     """Several steps in a row were not taken."""
+
+
+def speak_of_stall(message: str) -> None:
+    """Warn at the line that called: the first one on the way that is not of this package, nor of what it uses."""
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INNER:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, StalledWarning, stacklevel=level)
 
 
 class ByEvaluation:
@@ -362,13 +372,11 @@ class ByEvaluation:
         record = stayed(note=why)
         self._stalls = self._stalls + 1 if stalled else 0
         if self._stalls == _STALLS:
-            warnings.warn(
+            speak_of_stall(
                 f"the last {_STALLS} steps were not taken. {why[0].upper()}{why[1:]}: the objective is "
                 f"{record.loss:.6g} with a gradient of norm {record.stationarity:.3g}, and is known up to "
                 f"{self._point.enclosed().error if self._point else math.nan:.1e}. "
-                "If that is not good enough, use model.double(), scale the data, or add a regulariser",
-                StalledWarning,
-                stacklevel=6,
+                "If that is not good enough, use model.double(), scale the data, or add a regulariser"
             )
         return record
 
