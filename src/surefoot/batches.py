@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from surefoot.errors import CaptureError, EvaluationError, ObjectiveError, describe
 from surefoot.graph import Graph
-from surefoot.graph.checks import as_inputs, check_inputs
+from surefoot.graph.checks import as_inputs, as_targets, check_inputs
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _AT_ONCE = 2**20  # pieces of samples that are multiplied by weights
@@ -62,8 +62,7 @@ class Batches:
                 raise EvaluationError(f"a batch is a pair (x, y) of inputs and targets: batch {number} is {kind}")
             with numbered(number):
                 check_inputs(*as_inputs(batch[0]))
-                given = batch[1]  # which stays on its device
-                targets = (given if isinstance(given, Tensor) else torch.as_tensor(given)).detach()
+                targets = as_targets(batch[1]).detach()
             if self._seen is not None:
                 self._compare(number, digest(*tensors_of(batch[0]), targets))
             yield number, batch[0], targets

@@ -261,6 +261,14 @@ def resumed(mesh: DeviceMesh, x: Tensor, y: Tensor, group: Any) -> list[list[flo
     return found
 
 
+def went_on(training: ProvedEpochs) -> list[float]:
+    """How a training in mini-batches goes on: losses, with those of before, the rate, and where it had begun."""
+    training.step()
+    origin = training.state_dict()["origin"]
+    began = [float(whole(value).norm()) for value in (origin.values() if isinstance(origin, dict) else origin)]
+    return [*(record.after for record in training.history), training.rate, *began]
+
+
 DIRECTIONS = ("lbfgs", "conjugate")
 
 
@@ -297,6 +305,29 @@ def reloaded(rank: int, folder: str) -> dict[str, Any]:
             training.step(x, y)  # at other weights
             found[f"{direction} elsewhere"] = training.history[-1].run
 
+    def train(size: int, saved: bool) -> None:
+        """A mini-batch is all data, so that it is the same for any number of processes."""
+        group = groups[size]
+        batches = [[part[distributed.get_rank(group) :: size] for part in data()]]
+        model = shards(made("tied"), DeviceMesh.from_group(group, "cpu"))
+        training = ProvedEpochs(torch.optim.Adam, sf.CrossEntropy(), batches, model=model, burst=6, group=group)
+        before = len(training.optimizer.state)
+        losses = [] if saved else [training.step(), training.step()]
+        state = {"model": model.state_dict(), "training": training.state_dict()}
+        assert len(training.optimizer.state) == before or losses
+        if saved:
+            checkpoint.load(state, checkpoint_id=f"{folder}/epochs", process_group=group)
+            model.load_state_dict(state["model"])
+            training.load_state_dict(state["training"])
+            found[f"epochs {size}"] = went_on(training)
+        else:
+            checkpoint.save(state, checkpoint_id=f"{folder}/epochs", process_group=group)
+
+    if rank != 2:
+        train(2, False)
+    distributed.barrier()
+    train(3, True)
+    train(1 if rank == 2 else 2, True)
     for direction in DIRECTIONS:
         run(direction, 1 if rank == 2 else 2, None)
         distributed.barrier()
@@ -388,6 +419,19 @@ def test_a_run_goes_on_with_the_state_of_each_process(outcomes: list[dict[str, A
         assert leading[0] == pytest.approx(going[0], abs=1e-12)
         assert leading[2] < leading[1] < leading[0]
         assert part["resumed"] == outcomes[0]["resumed"]
+
+
+def test_mini_batches_go_on_with_another_number_of_processes(outcomes: list[dict[str, Any]]) -> None:
+    model = made("tied")
+    first = ProvedEpochs(torch.optim.Adam, sf.CrossEntropy(), [data()], model=model, burst=6)
+    before = [first.step(), first.step()]
+    training = ProvedEpochs(torch.optim.Adam, sf.CrossEntropy(), [data()], model=model, burst=6)
+    training.load_state_dict(first.state_dict())
+    expected = went_on(training)
+    assert expected[2] < min(before)
+    for part, sizes in zip(outcomes, ((3, 2), (3, 2), (3, 1)), strict=True):
+        for size in sizes:
+            assert part["reloaded"][f"epochs {size}"] == pytest.approx(expected, rel=1e-8)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

@@ -92,6 +92,11 @@ def as_inputs(x: Any) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     return tuple(map(recordable, args)), {name: recordable(value) for name, value in kwargs.items()}
 
 
+def as_targets(y: Any) -> Tensor:
+    """Targets as a tensor; one that is a tensor stays on its device, whatever the default device is."""
+    return recordable(y if isinstance(y, Tensor) else torch.as_tensor(y))
+
+
 def recordable(value: Tensor) -> Tensor:
     """The tensor, or a copy if it was made in inference mode: through such tensors there are no derivatives."""
     if not value.is_inference():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.errors import ObjectiveError
-from surefoot.graph.checks import recordable
+from surefoot.graph.checks import as_targets
 from surefoot.graph.nodes import Spec
 from surefoot.objectives.constants import Constants, certified
 from surefoot.operations.losses.sums import Numbers
@@ -88,8 +88,7 @@ class Objective(nn.Module):
     def admitted(self, targets: Any) -> Tensor:
         """Targets as a tensor, after a check of their values."""
         try:
-            given = targets if isinstance(targets, Tensor) else torch.as_tensor(targets)  # stays on its device
-            tensor = recordable(given).detach()
+            tensor = as_targets(targets).detach()
         except (TypeError, ValueError, RuntimeError) as error:
             raise ObjectiveError(f"targets are a tensor or what becomes one, got {targets!r}") from error
         if tensor.device.type != "meta":

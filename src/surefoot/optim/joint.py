@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from surefoot.graph.checks import as_targets
 from surefoot.objectives import Objective
 from surefoot.optim.bursts import EndlessBatches, evaluating
 from surefoot.optim.evaluation import OptimizerError, outputs_of
@@ -163,7 +164,7 @@ class JointBatches(NumberedBatches):
         mode = nullcontext() if training else evaluating(self.model)
         with mode, torch.set_grad_enabled(backward):
             outputs = outputs_of(self.model, x)
-            weight = batch_weight(self.objective, outputs, torch.as_tensor(y))
+            weight = batch_weight(self.objective, outputs, as_targets(y))
             if not weight:
                 return 0.0, weight, slopes if backward else {}
             loss = self.objective(outputs, y)

@@ -18,6 +18,7 @@ from surefoot.optim.burst_training import BurstTraining, check, checked_model
 from surefoot.optim.bursts import BurstRecord, EndlessBatches, fixed_data
 from surefoot.optim.evaluation import OptimizerError, check_objective, explained
 from surefoot.optim.joint import JointBatches
+from surefoot.optim.laid_out import training_laid_out, training_taken_up
 from surefoot.optim.pace import Pace
 from surefoot.optim.sharded_batches import ShardedBatches, outline_of
 from surefoot.processes import Processes
@@ -69,7 +70,7 @@ class ProvedEpochs:
             all data. All of them call ``step`` or ``run``; process 0 trains and decides
             (:mod:`surefoot.optim.joint`). Weights and history are the same on all, the state to be saved is that
             of process 0. Where weights are sharded (``fully_shard``), all train, each its parts
-            (:mod:`surefoot.optim.sharded_batches`), and each saves its own state.
+            (:mod:`surefoot.optim.sharded_batches`), and ``torch.distributed.checkpoint`` takes the state.
 
     >>> _ = torch.manual_seed(0)
     >>> x = torch.randn(64, 4)
@@ -210,8 +211,10 @@ class ProvedEpochs:
 
         The place in the loader is not in it: a resumed run begins a new pass, from the weights that were kept.
         """
-        kind = {"kind": type(self).__name__, "optimizer": self.optimizer.state_dict()}
-        return kind | self._keeper.state_dict()
+        kind, own = {"kind": type(self).__name__}, self._keeper.state_dict()
+        if isinstance(self._batches, ShardedBatches):
+            return kind | training_laid_out(own, self.model, self.optimizer, self._batches.processes)
+        return kind | {"optimizer": self.optimizer.state_dict()} | own
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue where :meth:`state_dict` was taken; load the model's own state before.
@@ -223,10 +226,19 @@ class ProvedEpochs:
             raise ValueError(
                 f"this is the state of {state_dict.get('kind') or 'an optimizer'}, not of ProvedEpochs"
             )
-        if state_dict["pace"].keys() != {field.name for field in fields(Pace)}:
+        sharded = isinstance(self._batches, ShardedBatches)
+        own = training_taken_up(state_dict, self.model, self.optimizer) if sharded else state_dict
+        if "rest" in own:
+            raise ValueError("this is the state of sharded weights: load it for such, on any number of processes")
+        if own["pace"].keys() != {field.name for field in fields(Pace)}:
             raise ValueError(
                 "this state was saved by an earlier version, which led its rates in another way: begin anew, from "
                 "the weights that were saved with it"
             )
-        self.optimizer.load_state_dict(state_dict["optimizer"])
-        self._keeper.load_state_dict(state_dict)
+        if sharded:
+            from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
+
+            set_optimizer_state_dict(self.model, self.optimizer, state_dict["optimizer"])
+        else:
+            self.optimizer.load_state_dict(state_dict["optimizer"])
+        self._keeper.load_state_dict(own)

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from surefoot.graph.checks import as_targets
 from surefoot.graph.outline import Outline
 from surefoot.graph.placed import Placed, norms
 from surefoot.objectives import Objective
@@ -81,7 +82,7 @@ class ShardedBatches(NumberedBatches):
             outputs = outputs_of(self.model, x)
 
             def lost() -> tuple[Tensor, Fraction]:
-                weight = Fraction(0) if idle else batch_weight(self.objective, outputs, torch.as_tensor(y))
+                weight = Fraction(0) if idle else batch_weight(self.objective, outputs, as_targets(y))
                 loss = self.objective(outputs, y) if weight else 0 * outputs.sum()
                 if backward and not loss.requires_grad:
                     raise OptimizerError("the loss does not depend on the parameters")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.graph import Graph, Source
-from surefoot.graph.checks import as_inputs
+from surefoot.graph.checks import as_inputs, as_targets
 from surefoot.graph.guard import Guard
 from surefoot.torch_private import writes_of
 
@@ -40,7 +40,7 @@ class Fingerprint:
     def __call__(self, x: Any, y: Any = None) -> str:
         """The fingerprint: 16 hexadecimal digits."""
         args, kwargs = as_inputs(x)
-        tensors = (*args, *kwargs.values(), *(() if y is None else (torch.as_tensor(y),)))
+        tensors = (*args, *kwargs.values(), *(() if y is None else (as_targets(y),)))
         if not _identical(tensors, self._seen) or not all(map(torch.equal, tensors, self._copies)):
             self._name, self._seen = _digest(tensors), tensors
             self._copies = tuple(tensor.detach().clone() for tensor in tensors)
