@@ -57,7 +57,7 @@ build/autobound:
 peers: .venv/.installed-test build/peers build/autobound
 	$(BIN)/python -m docs.peers
 
-# Goes on where it was cut off; make training OPTIONS=--quick takes a quarter of an hour.
+# Goes on where it was cut off; make training OPTIONS="--quick --seeds 1" takes a quarter of an hour.
 training: .venv/.installed-test build/peers
 	$(BIN)/python -m docs.training --jobs 2 $(OPTIONS)
 

@@ -4,7 +4,8 @@ All data at every step, double precision, PyTorch's initialisation. Work is proc
 gradient of the same run. ``python -m benchmarks.training`` runs all that is not yet in ``build/training`` and
 prints the tables; cut it off and start it again, it goes on.
 
-    --quick             one seed, a fifth of MNIST, constant steps tuned with the smaller budget
+    --quick             a fifth of MNIST, constant steps tuned with the smaller budget
+    --seeds 3           medians of so many, with all data at every step
     --jobs 2            networks at the same time, one per core
     --again certified   forget the results whose names hold this word
     --only NETWORK      networks whose names hold this text
@@ -151,9 +152,8 @@ def methods() -> list[str]:
     return [method for method in METHODS if method not in absent]
 
 
-def study(problem: Problem, quick: bool) -> Study:
+def study(problem: Problem, seeds: Sequence[int], quick: bool) -> Study:
     """All methods on a problem."""
-    seeds = range(1 if quick else 3)
     torch.set_num_threads(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
@@ -164,8 +164,8 @@ def study(problem: Problem, quick: bool) -> Study:
     return Study(problem.name, len(problem.x), len(seeds), results)
 
 
-def _named(name: str, quick: bool) -> Study:
-    return study(next(problem for problem in problems(quick) if problem.name == name), quick)
+def _named(name: str, seeds: int, quick: bool) -> Study:
+    return study(next(problem for problem in problems(quick) if problem.name == name), range(seeds), quick)
 
 
 def _epochs(name: str) -> Comparison:
@@ -173,14 +173,16 @@ def _epochs(name: str) -> Comparison:
     return minibatches.compare(name, range(minibatches.SEEDS))
 
 
-def measure(quick: bool = False, jobs: int = 1, only: str = "") -> tuple[list[Study], list[Comparison]]:
+def measure(
+    quick: bool = False, seeds: int = 3, jobs: int = 1, only: str = ""
+) -> tuple[list[Study], list[Comparison]]:
     """One study per network, and the comparisons with mini-batches."""
     full = [problem.name for problem in problems(quick) if only in problem.name]
     small = [name for name in NETWORKS | OTHERS if only in name]
     if jobs == 1:
-        return [_named(name, quick) for name in full], [_epochs(name) for name in small]
+        return [_named(name, seeds, quick) for name in full], [_epochs(name) for name in small]
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        studies = [pool.submit(_named, name, quick) for name in full]
+        studies = [pool.submit(_named, name, seeds, quick) for name in full]
         comparisons = [pool.submit(_epochs, name) for name in small]
         return [job.result() for job in studies], [job.result() for job in comparisons]
 
@@ -239,7 +241,10 @@ def verdicts(studies: Sequence[Study], comparisons: Sequence[Comparison]) -> lis
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="one seed, a fifth of MNIST")
+    parser.add_argument(
+        "--quick", action="store_true", help="a fifth of MNIST, steps tuned with the smaller budget"
+    )
+    parser.add_argument("--seeds", type=int, default=3, help="medians of so many")
     parser.add_argument("--jobs", type=int, default=1, help="networks at the same time")
     parser.add_argument("--again", default="", help="forget the results whose names hold this word")
     parser.add_argument("--only", default="", help="networks whose names hold this text")
@@ -250,7 +255,7 @@ def main() -> None:
     if absent:
         packages = " ".join(PACKAGES[method] for method in absent)
         print(f"without {', '.join(absent)}: pip install --no-deps --target build/peers {packages}")
-    studies, comparisons = measure(options.quick, options.jobs, options.only)
+    studies, comparisons = measure(options.quick, options.seeds, options.jobs, options.only)
     shown = methods()
     for budget in BUDGETS if studies else ():
         print(f"\nloss after {budget} gradients\n{'':<36}" + "".join(f"{name[:12]:>14}" for name in shown))
