@@ -241,9 +241,7 @@ def verdicts(studies: Sequence[Study], comparisons: Sequence[Comparison]) -> lis
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "--quick", action="store_true", help="a fifth of MNIST, steps tuned with the smaller budget"
-    )
+    parser.add_argument("--quick", action="store_true", help="a fifth of MNIST, steps tuned with less work")
     parser.add_argument("--seeds", type=int, default=3, help="medians of so many")
     parser.add_argument("--jobs", type=int, default=1, help="networks at the same time")
     parser.add_argument("--again", default="", help="forget the results whose names hold this word")

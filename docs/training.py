@@ -1,6 +1,7 @@
 """Write ``training.md`` and its figure: certified training next to tuned and untuned methods, at equal work.
 
-``python -m docs.training [--quick] [--seeds 3] [--jobs 2]`` runs what is not yet in ``build/training`` and rewrites the page.
+``python -m docs.training [--quick] [--seeds 3] [--jobs 2]`` runs what is not yet in ``build/training`` and rewrites
+the page.
 """
 
 from __future__ import annotations
@@ -384,9 +385,7 @@ def _replace(path: Path, write: Callable[[Path], object]) -> None:
 def main() -> None:
     """Measure what is missing, and write figure and page."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "--quick", action="store_true", help="a fifth of MNIST, steps tuned with the smaller budget"
-    )
+    parser.add_argument("--quick", action="store_true", help="a fifth of MNIST, steps tuned with less work")
     parser.add_argument("--seeds", type=int, default=3, help="medians of so many, with all data at every step")
     parser.add_argument("--jobs", type=int, default=1, help="networks at the same time")
     options = parser.parse_args()
