@@ -1,7 +1,7 @@
 """Write ``training.md`` and its figure: certified training next to tuned and untuned methods, at equal work.
 
-``python -m docs.training [--quick] [--seeds 3] [--jobs 2]`` runs what is not yet in ``build/training`` and rewrites
-the page.
+``python -m docs.training [--quick] [--seeds 3] [--jobs 2]`` runs what is not yet in ``build/training``, then
+rewrites the page.
 """
 
 from __future__ import annotations
