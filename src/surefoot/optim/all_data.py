@@ -85,8 +85,8 @@ class AllData:
             elif self._moved:  # other running statistics: another graph, of the same data
                 self._valuer = self._valuer.anew()
             self._buffers = [buffer.clone() for buffer in self.model.buffers()]
-            weights = None if outline is None else outline.weights()
-            found = self._valuer.evaluate(weights, derivatives=slopes, single=slopes, proved=not slopes)
+            weights, single = (None, slopes) if outline is None else (outline.weights(), False)
+            found = self._valuer.evaluate(weights, derivatives=slopes, single=single, proved=not slopes)
         if not slopes or self.processes is None or outline is not None:
             return found
         return added_up(found, dict(self.model.named_parameters()), self.processes)
