@@ -62,11 +62,7 @@ class AllData:
         return self._passed(False).evaluation
 
     def slopes(self) -> Streamed:
-        """The objective and its gradient at the present weights, roughly: no error is known.
-
-        Raises:
-            InfiniteValue: if the objective is not finite.
-        """
+        """The objective and its gradient at the present weights, roughly: no error is known."""
         return self._passed(True)
 
     def _passed(self, slopes: bool) -> Streamed:
