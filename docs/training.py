@@ -89,16 +89,18 @@ the work of {epochs} epochs (trials of rates, evaluations and bursts that were n
 once, does not), and in brackets that loss over the one of the same optimizer after {epochs} epochs at the best of
 its fixed rates, which proves nothing and had its rate chosen afterwards.
 
-A run ends with a search for a lower point beyond its last weights, on the line from the first ones; fixed rates
-are not given that. Where all samples are told apart it lowers the cross-entropy by orders of magnitude, more than
-rates do; `beyond=False` leaves it out. Losses are those of networks in evaluation mode, on both sides; those below
-{nothing:g} count as equal. {minibatch_seeds}.
+The last three fifths of the work are spent on L-BFGS steps of the objective of all data, and what they lead to is
+kept if it is proved to be lower; fixed rates are not given that. A gradient of all data, in larger batches, counts
+as three quarters of an epoch. Where all samples are told apart these steps lower the cross-entropy by
+orders of magnitude, more than rates do; `tail=0` leaves them out. Losses are those of networks in evaluation mode,
+on both sides; those below {nothing:g} count as equal. {minibatch_seeds}.
 
 Trials of rates begin where one step moves the weights by a few hundredths of their length, so the rate that the
 optimizer is given does not matter: columns are equal where that is found to the same two digits. From there rates
-are led by success, epoch by epoch, and fall to zero in the last half of the work. The constants of these rules
-were chosen with other networks and seeds, on mostly the same data sets. Trials and evaluations leave 22 to 26
-epochs of training, of which some are undone.
+are led by success, epoch by epoch, and fall to zero in the last half of the bursts. The constants of these rules
+were chosen with other networks and seeds, on mostly the same data sets. Trials and evaluations leave 7 to 10
+epochs of training, of which some may be undone, and 22 or 23 gradients of all data. The work per epoch is that of
+passes over the data with gradients, by mini-batches or of all data, once the rate has settled: mostly the latter.
 
 Where the target is missed, that is most often with SGD. A first rate that is too large can do damage that the loss
 does not show at once: the convolutional network with SGD ends a hundred times too high. Single runs differ by

@@ -18,10 +18,10 @@ import surefoot as sf
 from judges.exact import exact_value
 from surefoot.optim import BurstRecord, ProvedEpochs, StalledWarning
 from surefoot.optim.all_data import AllData
-from surefoot.optim.beyond import Way
 from surefoot.optim.bursts import Average, EndlessBatches, Snapshot, built_up, fixed_data
 from surefoot.optim.pace import Pace, Verdict, best_rate
-from surefoot.valuation.valuer import Evaluation, EvaluationError
+from surefoot.optim.tail import WholeObjective
+from surefoot.valuation.valuer import EvaluationError
 
 
 def _data(count: int = 48) -> tuple[Tensor, Tensor]:
@@ -255,8 +255,9 @@ def test_work_is_counted_and_kept_to(size: int, between: tuple[nn.Module, ...]) 
 
 
 @pytest.mark.filterwarnings("ignore:2 bursts in a row")
+@pytest.mark.parametrize(("tail", "budget"), [(0, 19.3), (0.6, 40.3)])
 @pytest.mark.parametrize("size", [4, 48])
-def test_a_budget_is_kept_to_where_the_last_burst_is_undone(size: int) -> None:
+def test_a_budget_is_kept_to_where_the_last_burst_is_undone(size: int, tail: float, budget: float) -> None:
     class Late(torch.optim.SGD):
         wild = False
 
@@ -275,13 +276,14 @@ def test_a_budget_is_kept_to_where_the_last_burst_is_undone(size: int) -> None:
         _loader(size),
         model=model,
         burst=4,
+        tail=tail,
         progress=lambda _: setattr(optimizer, "wild", True),
     )
-    training.run(19.3)
+    training.run(budget)
     bursts = [record.kept for record in training.history if record.batches]
     assert bursts[0]
     assert not bursts[-1]
-    assert training.work < 19.300001
+    assert training.work < budget + 1e-6
 
 
 def test_the_same_bursts_again() -> None:
@@ -377,6 +379,7 @@ class TestRefusals:
             ({"loader": torch.ones(3)}, "read many times"),
             ({"burst": 0}, "positive number of epochs"),
             ({"average": 2}, "between 0 and 1"),
+            ({"tail": 1}, "less than 1"),
             ({"optimizer": torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)}, "not parameters of the model"),
         ],
     )
@@ -447,74 +450,134 @@ class TestPace:
         assert (pace.rate, pace.lowest, pace.misses) == (0.5, 2.0, 0)
 
 
-def _value(value: float) -> Evaluation:
-    return Evaluation(value, 1e-9)
+@pytest.mark.parametrize(
+    "objective",
+    [sf.CrossEntropy(), sf.CrossEntropy(weight=(1.0, 3.0)), sf.CrossEntropy(reduction="sum"), sf.Square()],
+    ids=["mean", "weighted", "sum", "square"],
+)
+def test_slopes_are_near_the_gradient_of_all_data(objective: Any) -> None:
+    x, y = _data(11)
+    y = nn.functional.one_hot(y, 2).float() if isinstance(objective, sf.Square) else y
+    model = _model(nn.BatchNorm1d(6))
+    data = AllData(model, objective, list(zip(x.split(4), y.split(4), strict=True)), None)
+    value, work = data.evaluate().value, data.work
+    found = data.slopes()
+    assert found.evaluation.value == pytest.approx(value, rel=1e-5)
+    assert found.gradient is not None
+    assert data.work == work + 0.75
+    assert model.training
+    objective(model.eval()(x), y).backward()
+    for name, parameter in model.named_parameters():
+        assert torch.allclose(found.gradient[name].float(), parameter.grad, rtol=1e-3, atol=1e-5)
 
 
-class TestWay:
-    @pytest.mark.parametrize("best", [0.3, 1.0, 3.0, 9.0])
-    def test_the_lowest_point_beyond_the_end_is_met_within_a_factor(self, best: float) -> None:
-        point = nn.Parameter(torch.tensor([2.0, -1.0], dtype=torch.float64))
-        way, step = Way([point]), torch.tensor([1.0, 2.0], dtype=torch.float64)
-        with torch.no_grad():
-            point.add_(step)
-        end = point.detach().clone()
-        aim = end + best * step
+class TestStepsOnAllData:
+    @pytest.mark.parametrize("passes", [1, 2, 3, 12])
+    def test_passes_are_kept_to_and_what_is_not_trained_stays(self, passes: int) -> None:
+        model = _model(nn.BatchNorm1d(6))
+        model[0].bias.requires_grad_(False)
+        data = AllData(
+            model, sf.CrossEntropy(), list(zip(*(part.split(12) for part in _data()), strict=True)), None
+        )
+        before, start, work = data.evaluate(), _contents(model), data.work
+        trained = [model[0].weight, model[0].bias, model[3].weight]
+        taken = WholeObjective(data, trained).descend(passes)
+        assert taken <= passes
+        assert data.work - work == 0.75 * taken
+        moved = {name for name, value in _contents(model).items() if not torch.equal(value, start[name])}
+        after = data.evaluate()
+        if passes < 3:  # too few may find nothing, and then nothing moves
+            assert after.upper < before.lower or not moved
+        else:
+            assert after.upper < before.lower
+            assert moved == {"0.weight", "3.weight"}
 
-        def distance() -> Evaluation:
-            return _value(float((point.detach() - aim).norm()))
+    def test_where_the_gradient_vanishes_there_is_one_pass(self) -> None:
+        model = nn.Linear(2, 1)
+        for parameter in model.parameters():
+            nn.init.zeros_(parameter)
+        data = AllData(model, sf.Square(), [(torch.eye(2), torch.zeros(2, 1))], None)
+        assert WholeObjective(data, model.parameters()).descend(9) == 1
 
-        before = distance()
-        after = way.go_on([point], before, lambda: distance().value, distance, 6)
-        assert after.value == distance().value < before.value
-        assert torch.allclose(point, end + way.part * step)
-        assert best / 2 < way.part < 2 * best
+    def test_a_direction_that_leads_nowhere_is_given_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        model = _model()
+        data = AllData(model, sf.CrossEntropy(), [_data()], None)
+        start, slopes = _contents(model), data.slopes
 
-    def test_where_nothing_beyond_is_lower_the_end_stays_bit_by_bit(self) -> None:
-        point = nn.Parameter(torch.tensor([0.1, 1e-20]))
-        way = Way([torch.ones(2)])
-        end = point.detach().clone()
-        for seen in (_value(1.0 - 1e-10), None, _value(1.5)):  # looks are no proof
-            looks = iter([2.0, math.inf, 1.0 - 1e-10, math.inf])
-            after = way.go_on([point], _value(1.0), lambda looks=looks: next(looks), lambda seen=seen: seen, 4)
-            assert after == _value(1.0)
-            assert torch.equal(point, end)
-            assert way.part == 0
+        def upside_down() -> Any:
+            found = slopes()
+            assert found.gradient is not None
+            for slope in found.gradient.values():
+                slope.neg_()
+            return found
+
+        monkeypatch.setattr(data, "slopes", upside_down)
+        assert WholeObjective(data, model.parameters()).descend(40) < 40
+        assert _equal(start, _contents(model))
 
 
 @pytest.mark.filterwarnings("ignore:2 bursts in a row")
-def test_a_run_ends_beyond_the_last_weights_where_that_is_proved_lower() -> None:
+def test_a_run_ends_with_steps_on_all_data_where_that_is_proved_lower() -> None:
     x, _ = _data(24)
     y, values = (x[:, 0] > 0).long(), []
-    for beyond in (False, True):
+    for tail in (0.0, 0.6):
         model = _model().double()
         batches = list(zip(x.double().split(6), y.split(6), strict=True))
-        training = _epochs(model, 3e-2, loader=batches, beyond=beyond)
-        values.append(training.run(60))
+        training = _epochs(model, 3e-2, loader=batches, tail=tail)
+        values.append(training.run(30))
         exact = exact_value(lambda model=model: nn.functional.cross_entropy(model(x.double()), y), model)
         assert training.value is not None
         assert training.value.lower <= exact <= training.value.upper
-        assert any("beyond" in record.note for record in training.history) == beyond
+        last = training.history[-1]
+        assert ("all data" in last.note, last.batches == 0, last.epochs > 20) == (tail > 0,) * 3
         again = training.run(20)
         assert again <= values[-1]
         assert all(r.after + r.after_error < r.before - r.before_error for r in training.history if r.kept)
     assert values[1] < values[0]
 
 
-@pytest.mark.parametrize(
-    "objective",
-    [sf.CrossEntropy(), sf.CrossEntropy(weight=(1.0, 3.0)), sf.CrossEntropy(reduction="sum"), sf.Square()],
-    ids=["mean", "weighted", "sum", "square"],
-)
-def test_a_look_is_near_the_value_that_is_proved(objective: Any) -> None:
-    x, y = _data(11)
-    targets = nn.functional.one_hot(y, 2).float() if isinstance(objective, sf.Square) else y
-    data = AllData(
-        _model(nn.BatchNorm1d(6)), objective, list(zip(x.split(4), targets.split(4), strict=True)), None
-    )
-    value = data.evaluate()
-    assert data.look() == pytest.approx(value.value, rel=1e-5)
-    assert data.model.training
+def test_steps_on_all_data_that_end_higher_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = _model(nn.BatchNorm1d(6))
+    training = _epochs(model, tail=0)
+    value = training.run(8)
+    before, ahead = _contents(model), training._keeper._ahead
+
+    def astray(self: WholeObjective, passes: int) -> int:
+        with torch.no_grad():
+            model[0].weight.mul_(-1)
+        return passes
+
+    monkeypatch.setattr(WholeObjective, "descend", astray)
+    assert training._keeper.descend(3.0)
+    assert training.value is not None
+    assert training.value.value == value
+    assert not training.history[-1].kept
+    assert _equal(before, _contents(model))
+    assert training._keeper._ahead is ahead
+
+
+def test_an_interrupt_of_the_last_steps_leaves_what_was_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = _model(nn.BatchNorm1d(6))
+    training = _epochs(model)
+    slopes, kept, left = AllData.slopes, [], 4
+
+    def interrupted(self: AllData) -> Any:
+        nonlocal left
+        if not kept:
+            kept.append(_contents(model))
+        left -= 1
+        if left < 0:
+            raise KeyboardInterrupt
+        return slopes(self)
+
+    monkeypatch.setattr(AllData, "slopes", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        training.run(30)
+    assert _equal(kept[0], _contents(model))
+    assert training.history[-1].batches
+    assert model.training
+    monkeypatch.undo()
+    assert training.run(10) < training.history[0].after
 
 
 def test_no_epoch_counts_as_lower_than_what_was_proved_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -545,7 +608,7 @@ class _Noted(torch.optim.SGD):
 def test_near_the_end_of_a_run_rates_fall_to_zero() -> None:
     model = _model()
     optimizer = _Noted(model.parameters(), lr=0.1)
-    ProvedEpochs(optimizer, sf.CrossEntropy(), _loader(), model=model, beyond=False).run(20)
+    ProvedEpochs(optimizer, sf.CrossEntropy(), _loader(), model=model, tail=0).run(20)
     rates = optimizer.rates
     assert rates[-1] < 0.1 * max(rates[-40:])
     assert rates[-4:] == sorted(rates[-4:], reverse=True)

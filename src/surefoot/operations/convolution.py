@@ -38,6 +38,7 @@ from surefoot.operations.products import Partial, added, biaffine, costate_norm
 from surefoot.operations.record import Form, GramRows, InSingle, declare, operation
 from surefoot.operations.sparsity import Sparsity, product
 
+_MANY, _FEW = 2**22, 2**20  # numbers of patches: more are made in pieces of so many
 _LARGEST_MATRIX = 2**24  # entries of the matrix of patches
 _LARGEST_GRAM = 2e9  # multiplications for its Gram matrix
 
@@ -130,6 +131,18 @@ def _largest_group(costate: Enclosure, dims: int, groups: int) -> Magnitude:
     return maximum(*(costate_norm(costate, part) for part in parts))
 
 
+def _in_pieces(input: Tensor, weight: Tensor, *rest: Any, **options: Any) -> Tensor:
+    """In double precision torch lays out the patches of all samples at once. Where these are many numbers, the
+    memory is asked for anew at each call, which takes longer than the products; so few samples come at a time.
+    """
+    patches = weight[0].numel() * math.prod(input.shape[-2:])
+    if input.dim() < 4 or patches * len(input) <= _MANY:
+        return F.conv2d(input, weight, *rest, **options)
+    parts = input.split(max(1, _FEW // patches))
+    return torch.cat([F.conv2d(part, weight, *rest, **options) for part in parts])
+
+
+declare("aten.conv2d", evaluate=_in_pieces)
 declare("aten.conv1d", "aten.conv2d", gram=GramRows(("weight", "bias"), convolution_rows,
         lambda use: not isinstance(use["padding"], str) and bool(_batched(use))))  # fmt: skip
 declare("aten.convolution", **{**_READINGS, "taylor": None})

@@ -17,7 +17,7 @@
 * ``projected``: :class:`ProjectedGradient`; ``stochastic``: :class:`ProjectedSGD`; ``variance_reduced``:
   :class:`ProjectedSVRG`.
 * ``proved_epochs``: :class:`ProvedEpochs`; ``burst_keeping``: bursts kept or undone; ``burst_training``: their
-  mini-batch steps; ``pace``: their learning rate; ``beyond``: points beyond their end; ``all_data``: the value
+  mini-batch steps; ``pace``: their learning rate; ``tail``: the last steps, on all data; ``all_data``: the value
   that decides; ``burst_ledger``: what became of them; ``bursts``: records, states, batches; ``joint``:
   mini-batches of several processes; ``sharded_batches``: of those that have a part of the weights each.
 * ``second_order``: :class:`GaussNewton` and :class:`Newton`; ``damped``: what they share; ``forcing``: how

@@ -13,21 +13,22 @@ from surefoot.graph.outline import Outline
 from surefoot.objectives import Objective
 from surefoot.optim.bursts import evaluating
 from surefoot.optim.evaluation import outputs_of
+from surefoot.optim.shards import added_up
 from surefoot.processes import Processes
-from surefoot.valuation.streamed import StreamedValuer, batch_weight
+from surefoot.valuation.streamed import Streamed, StreamedValuer
 from surefoot.valuation.valuer import Evaluation, EvaluationError, InfiniteValue
 
 _EVALUATION, _ANEW = 0.5, 1.0  # what an evaluation takes, in gradients, and one for which the model is read anew
-_LOOK = 0.25  # the same for a look: a forward pass in larger batches
+_SLOPES = 0.75  # the same for a gradient, in larger batches than those of training
 ROUNDING = 1e-9  # sums of work are not exact
 
 
 class AllData:
-    """Evaluations of a model in evaluation mode: one forward pass each, and the work they are.
+    """Evaluations and gradients of a model in evaluation mode: one pass each, and the work they are.
 
-    Work is counted as what such passes take on the average, in gradients of all data: half a gradient for an
-    evaluation, one and a half where running statistics have moved with the weights, a quarter for a look. Counting
-    makes runs repeatable, which a clock would not.
+    Work is counted as what such passes take on the average or more, in gradients by mini-batches: half a gradient
+    for an evaluation, one and a half where running statistics have moved with the weights, three quarters for a
+    gradient, which has larger batches. Counting makes runs repeatable, which a clock would not.
 
     Args:
         model: read when the first evaluation is asked for, and again when its buffers have changed.
@@ -37,8 +38,8 @@ class AllData:
         outline: of the model, if its weights lie with them.
 
     Attributes:
-        work: of all evaluations and looks so far.
-        summon: calls other processes to an evaluation.
+        work: of all passes so far.
+        summon: calls other processes to a pass, for which the gradient is wanted or not.
     """
 
     def __init__(
@@ -50,30 +51,41 @@ class AllData:
         outline: Outline | None = None,
     ) -> None:
         self.model, self.objective, self.data, self.processes = model, objective, data, processes
-        self._outline = outline
+        self.outline = outline
         self.work = 0.0
-        self.summon: Callable[[], object] | None = None
+        self.summon: Callable[[bool], object] | None = None
         self._valuer: StreamedValuer | None = None
         self._buffers: list[Tensor] = []
 
     def evaluate(self) -> Evaluation:
         """The objective at the present weights."""
-        if self.summon is not None:
-            self.summon()
-        return self.evaluate_here()
+        return self._passed(False).evaluation
 
-    def evaluate_here(self) -> Evaluation:
+    def slopes(self) -> Streamed:
+        """The objective and its gradient at the present weights, roughly: no error is known."""
+        return self._passed(True)
+
+    def _passed(self, slopes: bool) -> Streamed:
+        if self.summon is not None:
+            self.summon(slopes)
+        return self.pass_here(slopes)
+
+    def pass_here(self, slopes: bool) -> Streamed:
         """The same, for a process that takes part."""
-        self.work += _EVALUATION + _ANEW * self._moved
+        self.work += (_SLOPES if slopes else _EVALUATION) + _ANEW * self._moved
         with evaluating(self.model):
-            outline = self._outline = self._outline and self._outline.refreshed()
+            outline = self.outline = self.outline and self.outline.refreshed()
             model = self.model if outline is None else outline.plain
             if self._valuer is None or (outline is not None and self._valuer.model is not model):
                 self._valuer = StreamedValuer(model, self.data, self.objective, self.processes)
             elif self._moved:  # other running statistics: another graph, of the same data
                 self._valuer = self._valuer.anew()
             self._buffers = [buffer.clone() for buffer in self.model.buffers()]
-            return self._valuer.evaluate(None if outline is None else outline.weights()).evaluation
+            weights, single = (None, slopes) if outline is None else (outline.weights(), False)
+            found = self._valuer.evaluate(weights, derivatives=slopes, single=single, proved=not slopes)
+        if not slopes or self.processes is None or outline is not None:
+            return found
+        return added_up(found, dict(self.model.named_parameters()), self.processes)
 
     @property
     def coming(self) -> float:
@@ -87,31 +99,9 @@ class AllData:
         now, then = list(self.model.buffers()), self._buffers
         return self._valuer is not None and not (len(now) == len(then) and all(map(torch.equal, now, then)))
 
-    def search_work(self, looks: int) -> float:
-        """What so many looks and an evaluation take, while running statistics stay."""
-        return _EVALUATION + looks * (_LOOK if self.processes is None else _EVALUATION)
-
-    def looks_within(self, left: float, most: int) -> int:
-        """How many looks fit into this work besides an evaluation here."""
-        left -= _ANEW * self._moved - ROUNDING
-        return max((looks for looks in range(1, most + 1) if self.search_work(looks) <= left), default=0)
-
-    def look(self) -> float:
-        """The objective as plain arithmetic gives it, losses in double; infinite where it is not finite."""
-        if self.processes is not None:
-            found = self.if_finite()
-            return math.inf if found is None else found.value
-        total, weights = 0.0, 0.0
-        self.work += _LOOK
-        with evaluating(self.model), torch.no_grad():
-            for x, y in self.data:
-                outputs = outputs_of(self.model, x)
-                weight = float(batch_weight(self.objective, outputs, y))
-                y = y.double() if y.is_floating_point() else y
-                total += weight * float(self.objective(outputs.double(), y)) if weight else 0.0
-                weights += weight
-        value = total / weights if self.objective.options["reduction"] in ("mean", "entries") else total
-        return value if math.isfinite(value) else math.inf
+    def slopes_within(self, left: float) -> int:
+        """How many gradients fit into this work besides an evaluation here."""
+        return max(0, math.floor((left - _EVALUATION - _ANEW * self._moved + ROUNDING) / _SLOPES))
 
     def if_finite(self) -> Evaluation | None:
         """The same; ``None`` where the objective, or a running statistic, is not finite."""

@@ -29,7 +29,7 @@ class Ledger:
         after: Evaluation | None,
         rate: float,
         batches: int,
-        per_epoch: int,
+        epochs: float,
         work: float,
         note: str,
     ) -> None:
@@ -40,7 +40,6 @@ class Ledger:
             why = "lower cannot be told from round-off" if same else "not lower"
             note = "; ".join(filter(None, (note, "the loss was not finite" if after is None else why)))
         values = before.value, before.error, after.value if after else math.inf, after.error if after else 0.0
-        epochs = batches / per_epoch
         self.history.append(BurstRecord(len(self.history), *values, rate, kept, batches, epochs, work, note))
         if kept or batches:
             self.stalls = 0 if kept else self.stalls + 1

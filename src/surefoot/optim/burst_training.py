@@ -65,9 +65,14 @@ class BurstTraining:
         self._ratios = [rate / rates[0] for rate in rates]
 
     @property
+    def moved(self) -> list[Tensor]:
+        """What the optimizer moves."""
+        return [value for group in self.optimizer.param_groups for value in group["params"]]
+
+    @property
     def parameters(self) -> list[Tensor]:
-        """What the optimizer moves here."""
-        return [part_here(value) for group in self.optimizer.param_groups for value in group["params"]]
+        """The same, as far as this process has it."""
+        return [part_here(value) for value in self.moved]
 
     def set_rate(self, rate: float) -> None:
         """Give the optimizer a rate, every group in its ratio."""
@@ -219,7 +224,9 @@ def checked_model(optimizer: Any, model: Any) -> nn.Module:
     return model
 
 
-def check(optimizer: Optimizer, model: nn.Module, loader: Any, burst: float | None, average: float) -> None:
+def check(
+    optimizer: Optimizer, model: nn.Module, loader: Any, burst: float | None, average: float, tail: float
+) -> None:
     """Refuse what cannot be trained, with a sentence."""
     if not is_loader(loader) or isinstance(loader, Iterator):
         raise TypeError(
@@ -236,3 +243,5 @@ def check(optimizer: Optimizer, model: nn.Module, loader: Any, burst: float | No
         raise ValueError(f"a burst is a positive number of epochs, got {burst!r}")
     if not 0 <= average <= 1:
         raise ValueError(f"weights are averaged over a part of an epoch between 0 and 1, got {average!r}")
+    if not 0 <= tail < 1:
+        raise ValueError(f"steps on all data take a part of the work from 0 to less than 1, got {tail!r}")

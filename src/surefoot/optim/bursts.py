@@ -33,8 +33,8 @@ class BurstRecord:
         after_error: how far the exact value may be from that.
         rate: the learning rate of its first epoch, of the first parameter group.
         kept: whether the exact value is proved to be lower than before.
-        batches: how many mini-batches the burst took.
-        epochs: the same in passes over the loader.
+        batches: how many mini-batches the burst took; none for steps on all data.
+        epochs: passes over the loader, or over all data, for gradients.
         work: of the burst and all that was done for it, counted, in gradients of all data.
         note: what else is to be said.
 

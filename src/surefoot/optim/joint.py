@@ -95,7 +95,7 @@ class JointBatches(NumberedBatches):
 
     Args:
         loader, model, objective, processes: as above.
-        evaluate: takes part in an evaluation of all data.
+        evaluate: takes part in a pass over all data, for which the gradient is wanted or not.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class JointBatches(NumberedBatches):
         model: nn.Module,
         objective: Objective,
         processes: Processes,
-        evaluate: Callable[[], object],
+        evaluate: Callable[[bool], object],
     ) -> None:
         super().__init__(loader, model, objective, processes)
         self._evaluate = evaluate
@@ -118,9 +118,9 @@ class JointBatches(NumberedBatches):
         self._call("lose", *given)
         return self._lose(*given)
 
-    def evaluate(self) -> None:
-        """Let the others take part in an evaluation."""
-        self._call("evaluate")
+    def evaluate(self, slopes: bool) -> None:
+        """Let the others take part in a pass over all data."""
+        self._call("evaluate", slopes)
         self.spread()
 
     def spread(self) -> None:
@@ -132,7 +132,7 @@ class JointBatches(NumberedBatches):
         what, given = word
         if what == "evaluate":
             self.spread()
-            self._evaluate()
+            self._evaluate(*given)
         elif what == "draw":
             self._draw()
         elif what == "begin":

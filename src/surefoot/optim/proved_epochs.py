@@ -24,7 +24,7 @@ from surefoot.optim.sharded_batches import ShardedBatches, outline_of
 from surefoot.processes import Processes
 from surefoot.valuation.valuer import Evaluation
 
-_COOLING = 0.5  # the last part of a budget, in which rates fall to zero
+_COOLING = 0.5  # the last part of the work on mini-batches, in which rates fall to zero
 
 
 class ProvedEpochs:
@@ -46,13 +46,17 @@ class ProvedEpochs:
     Trials of a few batches from the same state lead to one to start from (:mod:`surefoot.optim.burst_training`).
     Then it is led by success: it rises after an epoch whose mean loss is lower than all before, and falls after
     any other; epochs that do damage are undone (:mod:`surefoot.optim.pace`). What is evaluated is the mean of the
-    weights over the last steps of the lowest epoch; training goes on from the last weights. In the last half of
-    :meth:`run` rates fall to zero. Then it looks for a lower point beyond the last weights, on the line from the
-    first ones (:mod:`surefoot.optim.beyond`). Where a network tells all samples apart, that lowers the
-    cross-entropy by orders of magnitude and makes it surer of what it says, right or wrong.
-    None of this is a proof, nor needs one: what is kept is decided by the evaluation alone. Bursts are of twelve
-    epochs, so that evaluations cost a small part of training. Work is counted (:mod:`surefoot.optim.all_data`) and
-    no time is measured, so the same seed gives the same run.
+    weights over the last steps of the lowest epoch; training goes on from the last weights. Bursts are of twelve
+    epochs, so that evaluations cost a small part of training.
+
+    *The end.* :meth:`run` spends two fifths of its work on bursts, whose rates fall to zero in the second half,
+    and the rest on L-BFGS steps of the objective of all data (:mod:`surefoot.optim.tail`). Where a network tells
+    all samples apart, these lower the cross-entropy by orders of magnitude and make it surer of what it says,
+    right or wrong. Dropout, augmentation and weight decay have no part in them: where those are to keep a network
+    from learning its samples by heart, ``tail=0`` leaves them out.
+
+    None of this is a proof, nor needs one: what is kept is decided by the evaluation alone. Work is counted
+    (:mod:`surefoot.optim.all_data`) and no time is measured, so the same seed gives the same run.
 
     Args:
         optimizer: any ``torch.optim`` optimizer of the parameters of the model, or what makes one from them, such
@@ -63,7 +67,7 @@ class ProvedEpochs:
         data: what the objective is the mean over; by default all samples of the loader, in a fixed order.
         burst: epochs of a burst, by default twelve.
         average: over which part of an epoch, at its end, weights are averaged, at most half; 0 for none.
-        beyond: whether :meth:`run` may end beyond the last weights.
+        tail: which part of its work :meth:`run` spends at the end on steps on all data, below 1; 0 for none.
         progress: called with the record of each burst.
         group: a process group of ``torch.distributed`` whose processes have the same model and a loader each,
             which may be empty: a mini-batch is made of the next batch of every loader, the objective is that of
@@ -93,7 +97,7 @@ class ProvedEpochs:
         data: Iterable[Any] | None = None,
         burst: float | None = None,
         average: float = 0.5,
-        beyond: bool = True,
+        tail: float = 0.6,
         progress: Callable[[BurstRecord], object] | None = None,
         group: Any = None,
     ) -> None:
@@ -102,8 +106,8 @@ class ProvedEpochs:
         self.model = unwrapped(given) if outline is None else given
         self.optimizer = optimizer if isinstance(optimizer, Optimizer) else optimizer(self.model.parameters())
         self.objective = check_objective(objective, "the batches (x, y)")
-        check(self.optimizer, self.model, loader, burst, average)
-        self.loader, self.burst, self.average, self.beyond = loader, burst, average, beyond
+        check(self.optimizer, self.model, loader, burst, average, tail)
+        self.loader, self.burst, self.average, self.tail = loader, burst, average, tail
         self.progress = progress
         self.processes = None if group is None else Processes(group)
         data = fixed_data(loader) if data is None else data
@@ -115,7 +119,7 @@ class ProvedEpochs:
             moved = [value for group in self.optimizer.param_groups for value in group["params"]]
             self._batches = ShardedBatches(loader, self.model, self.objective, self.processes, moved)
         else:
-            here = all_data.evaluate_here
+            here = all_data.pass_here
             self._batches = JointBatches(loader, self.model, self.objective, self.processes, here)
             all_data.summon = self._batches.evaluate
         training = BurstTraining(self.model, self.optimizer, self.objective, self._batches, average)
@@ -154,8 +158,8 @@ class ProvedEpochs:
         """
         return self._led(self._step)
 
-    def _step(self, left: float = math.inf, cooling: float = 0.0, *, beyond: bool = False) -> float:
-        self._keeper.burst(self.burst, left, cooling, beyond=beyond)
+    def _step(self, left: float = math.inf, cooling: float = 0.0) -> float:
+        self._keeper.burst(self.burst, left, cooling)
         return self._told()
 
     def _told(self) -> float:
@@ -169,15 +173,16 @@ class ProvedEpochs:
         """Bursts until the work of that many training epochs is spent; returns the objective of all data.
 
         Trials, bursts that were not kept and evaluations count; reading the model, once, does not. The last burst
-        is as long as fits. The last record, of no batches, is that of the search beyond the last weights. No more
-        is spent, unless the first burst is more, or the optimizer asks for several gradients per step.
+        is as long as fits. The last record, of no batches, is that of the steps on all data. No more is spent,
+        unless the first burst is more, or the optimizer asks for several gradients per step.
         """
 
         def spend() -> float:
-            end = self.work + epochs
-            while self._keeper.has_room(end - self.work, beyond=self.beyond):
-                self._step(end - self.work, _COOLING * epochs, beyond=self.beyond)
-            if self.beyond and self._keeper.go_beyond(end - self.work):
+            end, trained = self.work + epochs, (1 - self.tail) * epochs
+            turn = self.work + trained
+            while self._keeper.has_room(turn - self.work):
+                self._step(turn - self.work, _COOLING * trained)
+            if self.tail and self._keeper.descend(end - self.work):
                 self._told()
             assert self.value is not None
             return self.value.value
@@ -193,7 +198,7 @@ class ProvedEpochs:
 
         def lead() -> tuple[float, dict[str, Any]]:
             value = train()
-            return value, self._keeper.state_dict() | {"origin": None}
+            return value, self._keeper.state_dict()
 
         value, told = joint.processes.led(lead, joint.serve, OptimizerError)
         joint.spread()

@@ -22,6 +22,18 @@ from surefoot.optim.point import Passed, Stream, StreamedPass
 from surefoot.optim.record import StepRecord
 from surefoot.optim.vectors import Layout
 from surefoot.processes import Processes
+from surefoot.valuation.streamed import Streamed
+
+
+def added_up(found: Streamed, weights: Mapping[str, Tensor], processes: Processes) -> Streamed:
+    """What all processes found, with the gradient of all their data in these weights."""
+    part = found.gradient or {}
+    slopes = {
+        name: part[name] if name in part else torch.zeros_like(value, dtype=torch.float64)
+        for name, value in weights.items()
+    }
+    processes.add(slopes.values())
+    return replace(found, gradient=slopes)
 
 
 @dataclass
@@ -65,14 +77,7 @@ class Shards(Stream):
 
     def _one(self, weights: Mapping[str, Tensor]) -> Passed:
         self.processes.spread(weights.values())
-        found = self.valuer.evaluate(weights, derivatives=True)
-        part = found.gradient or {}
-        slopes = {
-            name: part[name] if name in part else torch.zeros_like(value, dtype=torch.float64)
-            for name, value in weights.items()
-        }
-        self.processes.add(slopes.values())
-        return StreamedPass(replace(found, gradient=slopes))
+        return StreamedPass(added_up(self.valuer.evaluate(weights, derivatives=True), weights, self.processes))
 
     def step(self, weights: Mapping[str, Tensor], take: Callable[[], StepRecord]) -> StepRecord:
         """One step of all processes: process 0 takes it, the others help, and all have its weights and record.
