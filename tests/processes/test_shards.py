@@ -262,11 +262,9 @@ def resumed(mesh: DeviceMesh, x: Tensor, y: Tensor, group: Any) -> list[list[flo
 
 
 def went_on(training: ProvedEpochs) -> list[float]:
-    """How a training in mini-batches goes on: losses, with those of before, the rate, and where it had begun."""
+    """How a training in mini-batches goes on: losses, with those of before, and the rate."""
     training.step()
-    origin = training.state_dict()["origin"]
-    began = [float(whole(value).norm()) for value in (origin.values() if isinstance(origin, dict) else origin)]
-    return [*(record.after for record in training.history), training.rate, *began]
+    return [*(record.after for record in training.history), training.rate]
 
 
 DIRECTIONS = ("lbfgs", "conjugate")

@@ -17,10 +17,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from surefoot.graph.held_parts import HeldParts
-from surefoot.graph.placed import Placed
 from surefoot.optim.vectors import Kinds
-from surefoot.processes import Processes
-from surefoot.torch_private import lies_elsewhere, part_here, sharded_modules
+from surefoot.torch_private import sharded_modules
 
 _Left = tuple[str, dict[str, Tensor]]
 
@@ -80,48 +78,30 @@ def taken_up(
     return rest, (settings, weights) if fits and settings is not None else None
 
 
-def training_laid_out(
-    own: dict[str, Any], model: nn.Module, optimizer: Optimizer, processes: Processes
-) -> dict[str, Any]:
+def training_laid_out(own: dict[str, Any], model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     """The state of a training in mini-batches, to be saved; that of its optimizer is by the names of parameters.
 
     An optimizer that took no step is given zeros for this, and loses them again.
     """
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
-    moved = _moved(model, optimizer)
-    parts = [torch.zeros_like(part_here(value)) for value in moved.values()]
-    origin = {
-        name: Placed(value, processes).wrapped(_copied(part)) if lies_elsewhere(value) else _copied(part)
-        for (name, value), part in zip(moved.items(), own["origin"] or parts, strict=True)
-    }
+    for module in sharded_modules(model):
+        module.reshard()  # after a forward pass some keep whole weights, which no optimizer has
     began = bool(optimizer.state)
     states = get_optimizer_state_dict(model, optimizer)
     if not began:
         optimizer.state.clear()
     file = io.BytesIO()
-    torch.save({**own, "origin": None if own["origin"] is None else list(origin)}, file)
-    return {"rest": file.getvalue(), "origin": origin, "optimizer": states}
+    torch.save(own, file)
+    return {"rest": file.getvalue(), "optimizer": states}
 
 
-def training_taken_up(saved: Mapping[str, Any], model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+def training_taken_up(saved: Mapping[str, Any]) -> dict[str, Any]:
     """The inverse, but for the optimizer."""
     if "rest" not in saved:
         raise ValueError("this is the state of whole weights, or of an earlier version: begin anew")
     rest: dict[str, Any] = torch.load(io.BytesIO(saved["rest"]))
-    names = list(_moved(model, optimizer))
-    if rest["origin"] not in (None, names):
-        raise ValueError("this is the state of a training that moved other parameters")
-    rest["origin"] = rest["origin"] and [part_here(saved["origin"][name]) for name in names]
     return rest
-
-
-def _moved(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """What an optimizer moves, by name."""
-    for module in sharded_modules(model):
-        module.reshard()  # after a forward pass some keep whole weights, which no optimizer has
-    names = {id(value): name for name, value in model.named_parameters()}
-    return {names[id(value)]: value for group in optimizer.param_groups for value in group["params"]}
 
 
 def _copied(value: Tensor) -> Tensor:

@@ -218,7 +218,7 @@ class ProvedEpochs:
         """
         kind, own = {"kind": type(self).__name__}, self._keeper.state_dict()
         if isinstance(self._batches, ShardedBatches):
-            return kind | training_laid_out(own, self.model, self.optimizer, self._batches.processes)
+            return kind | training_laid_out(own, self.model, self.optimizer)
         return kind | {"optimizer": self.optimizer.state_dict()} | own
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -232,7 +232,7 @@ class ProvedEpochs:
                 f"this is the state of {state_dict.get('kind') or 'an optimizer'}, not of ProvedEpochs"
             )
         sharded = isinstance(self._batches, ShardedBatches)
-        own = training_taken_up(state_dict, self.model, self.optimizer) if sharded else state_dict
+        own = training_taken_up(state_dict) if sharded else state_dict
         if "rest" in own:
             raise ValueError("this is the state of sharded weights: load it for such, on any number of processes")
         if own["pace"].keys() != {field.name for field in fields(Pace)}:
