@@ -90,6 +90,7 @@ class Valuer:
         self._is_ample = True  # whether its error was so small that samples need not be kept apart
         self.in_single: Valuer | None = None  # the same, where that may decide
         self._joints: tuple[Joints | None] | None = None  # states of long chains, once they were looked for
+        self._is_linked = False  # whether slopes were asked for where errors go from state to state
         self.obstacle = ""  # the operation beyond which nothing was proved at the last pass, in words
 
     @classmethod
@@ -224,6 +225,8 @@ class Valuer:
             if not run.values.keys() >= slopes.plan.keep:  # a pass may be older than the slopes
                 return None
             run, found = self._found(run, slopes, enough)
+            if run.links is not None and not self._is_linked:
+                return None  # slopes for errors by norms, which may be huge
             if run.derivatives and not run.light and 0 < enough < math.inf:
                 plenty = 0.5 if self.tape.single else _PLENTY
                 self._forward_decides = found.apart[self.tape.output] <= plenty * enough
@@ -235,7 +238,7 @@ class Valuer:
                     known = 0 <= found.total < math.inf
                     return (run, found.total if known else math.inf) if known or run.whole else None
                 self._drift = self._drift if run.light else max(self._drift / 4, _LEAST)
-            elif not all(math.isfinite(found.apart.get(name, 0.0)) for name in names):
+            elif (run.light and self._is_linked) or not all(math.isfinite(found.apart.get(n, 0.0)) for n in names):
                 return None
             slopes.renew(run, names, self._drift, found.apart)
         return None
@@ -252,10 +255,11 @@ class Valuer:
         as wide a neighbourhood of the weights as does not matter for the error.
         """
         wide: Mapping[str, float] = {}
-        attempts, self.obstacle, self._joints = 0, "", None
+        attempts, self.obstacle, self._joints, self._is_linked = 0, "", None, False
         while attempts < _ATTEMPTS:
             self._slopes, fresh = self._asked(run, wide)
             run, found = self._found(run, fresh, enough)
+            self._is_linked = run.links is not None
             holds = not fresh.outside(run, found.apart)
             if holds and (self._is_settled(run, found, enough) or self._drift <= _LEAST):
                 self._note(found)
@@ -292,7 +296,8 @@ class Valuer:
         if run.light or not run.derivatives:
             return run, forward_errors(self.tape, run, slopes)
         found = errors(self.tape, run, slopes)
-        if run.links is None and not found.total <= _PREVAIL * max(found.leading, enough):
+        most = 2.0 if self._drift <= _LEAST else _PREVAIL
+        if run.links is None and not found.total <= max(most * found.leading, enough):
             joints = self._joints_at(run, slopes)
             if joints is not None:
                 plan = None if run.whole else slopes.plan
