@@ -89,7 +89,7 @@ class Valuer:
         self._forward_decides = True  # at the last passes that might have been light
         self._is_ample = True  # whether its error was so small that samples need not be kept apart
         self.in_single: Valuer | None = None  # the same, where that may decide
-        self._joints: tuple[Joints | None] | None = None  # states of long chains, once they were looked for
+        self._joints: Joints | None = None  # states of long chains
         self._is_linked = False  # whether slopes were asked for where errors go from state to state
         self.obstacle = ""  # the operation beyond which nothing was proved at the last pass, in words
 
@@ -255,7 +255,7 @@ class Valuer:
         as wide a neighbourhood of the weights as does not matter for the error.
         """
         wide: Mapping[str, float] = {}
-        attempts, self.obstacle, self._joints, self._is_linked = 0, "", None, False
+        attempts, self.obstacle, self._is_linked = 0, "", False
         while attempts < _ATTEMPTS:
             self._slopes, fresh = self._asked(run, wide)
             run, found = self._found(run, fresh, enough)
@@ -295,24 +295,25 @@ class Valuer:
         """
         if run.light or not run.derivatives:
             return run, forward_errors(self.tape, run, slopes)
-        found = errors(self.tape, run, slopes)
-        most = 2.0 if self._drift <= _LEAST else _PREVAIL
-        if run.links is None and not found.total <= max(most * found.leading, enough):
-            joints = self._joints_at(run, slopes)
-            if joints is not None:
+        found, most = errors(self.tape, run, slopes), 2.0 if self._drift <= _LEAST else _PREVAIL
+        for anew in (False, True):
+            if found.total <= max(most * found.leading, enough):
+                break
+            if anew:
+                self._joints = self._chosen(run, slopes)
+            if self._joints is not None and (run.links is None or run.links.joints != self._joints):
                 plan = None if run.whole else slopes.plan
-                run = self.tape.run(run.parameters, run.constants, derivatives=True, plan=plan, joints=joints)
+                run = self.tape.run(run.parameters, run.constants, derivatives=True, plan=plan, joints=self._joints)
                 found = errors(self.tape, run, slopes)
         return run, found
 
-    def _joints_at(self, run: Run, slopes: Slopes) -> Joints | None:
-        if self._joints is None:
-            distances = slopes.distances(run)
-            steep = {node.name: slopes.by_name[node.name].at(distances) for node in self.tape.varying}
-            elsewhere = any(isinstance(value, Deferred) for value in run.parameters.values())
-            plain = not (self.tape.single or elsewhere)
-            self._joints = (joints_of(self.tape.varying, self.tape.graph, steep) if plain else None,)
-        return self._joints[0]
+    def _chosen(self, run: Run, slopes: Slopes) -> Joints | None:
+        """The states to cut long chains at."""
+        if self.tape.single or any(isinstance(value, Deferred) for value in run.parameters.values()):
+            return None
+        distances = slopes.distances(run)
+        steep = {node.name: slopes.by_name[node.name].at(distances) for node in self.tape.varying}
+        return joints_of(self.tape.varying, self.tape.graph, steep)
 
 
 __all__ = ["Evaluation", "EvaluationError", "InfiniteValue", "Valuer"]
