@@ -59,6 +59,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -68,7 +69,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from surefoot.graph import Node, Spec
+from surefoot.graph import Graph, Node, Spec
 from surefoot.valuation.samples import Amount, are_apart
 
 _WIDEST = 128  # numbers per sample of the states at one place
@@ -91,7 +92,7 @@ class Joints:
     samples: int
 
 
-def joints_of(nodes: tuple[Node, ...], graph: Any, slopes: Mapping[str, Mapping[str, float]]) -> Joints | None:
+def joints_of(nodes: tuple[Node, ...], graph: Graph, slopes: Mapping[str, Mapping[str, float]]) -> Joints | None:
     """States to cut long chains at; ``None`` where errors do not grow, or there is no narrow place.
 
     Args:
@@ -99,38 +100,36 @@ def joints_of(nodes: tuple[Node, ...], graph: Any, slopes: Mapping[str, Mapping[
         graph: of all.
         slopes: of each of them in its arguments, by name.
     """
-    names = _places(nodes, graph, slopes)
+    by_name = {node.name: node for node in nodes}
+    places = [(name, by_name[name].specs[0].shape[0]) for name in _places(nodes, slopes)]
+    samples = max(Counter(count for _, count in places).items(), key=lambda item: item[1], default=(1, 0))[0]
+    names = tuple(name for name, count in places if count == samples)
     if len(names) < 2:
         return None
-    states, reached, before = set(names), set(names), {}
-    between: dict[str, Node] = {}
-    above: dict[str, set[str]] = {}  # states from which a tensor is reached, and operations on the way
-    inside: dict[str, set[str]] = {}
-    by_name = {node.name: node for node in nodes}
+    before: dict[str, tuple[str, ...]] = {}
+    reached: dict[str, tuple[set[str], set[str]]] = {}  # from which states, and through which operations
     for node in nodes:
-        above[node.name], inside[node.name] = set(), set()
+        states, way = reached[node.name] = set(), set()
         for argument in node.inputs:
-            if argument in states:
-                above[node.name].add(argument)
-            elif argument in above:
-                above[node.name] |= above[argument]
-                inside[node.name] |= inside[argument]
-        if above[node.name]:
-            inside[node.name].add(node.name)
-            reached.add(node.name)
-        if node.name in states:
-            before[node.name] = tuple(sorted(above[node.name], key=names.index))
-            between |= {name: by_name[name] for name in inside[node.name]}
-    counts = {by_name[name].specs[0].shape[:1] for name in names}
-    samples = counts.pop()[0] if len(counts) == 1 and counts != {()} else 1
-    if not samples or not are_apart(graph, tuple(between.values()), reached, samples):
+            if argument in before:
+                states.add(argument)
+            elif argument in reached:
+                states |= reached[argument][0]
+                way |= reached[argument][1]
+        if states:
+            way.add(node.name)
+        if node.name in names:
+            before[node.name] = tuple(sorted(states, key=names.index))
+    between = {name for state in names for name in reached[state][1]}
+    moving = before.keys() | {name for name, (states, _) in reached.items() if states}
+    if not are_apart(graph, tuple(node for node in nodes if node.name in between), moving, samples):
         samples = 1
-    if samples == 1 and max(by_name[name].numel for name in names) > _WIDEST:
-        return None
+        if max(by_name[name].numel for name in names) > _WIDEST:
+            return None
     return Joints(names, before, samples)
 
 
-def _places(nodes: tuple[Node, ...], graph: Any, slopes: Mapping[str, Mapping[str, float]]) -> tuple[str, ...]:
+def _places(nodes: tuple[Node, ...], slopes: Mapping[str, Mapping[str, float]]) -> tuple[str, ...]:
     """The tensors where ways are cut: before errors of unit size, made anywhere since the last place, have grown
     too much, where what is computed since then and read soon has the fewest numbers.
     """
@@ -169,7 +168,8 @@ def _places(nodes: tuple[Node, ...], graph: Any, slopes: Mapping[str, Mapping[st
 def _width(specs: tuple[Spec, ...]) -> float:
     """Numbers per row of one real tensor."""
     shape = specs[0].shape
-    return math.prod(shape[1:]) if len(specs) == 1 and specs[0].dtype.is_floating_point and shape else math.inf
+    usual = len(specs) == 1 and specs[0].dtype.is_floating_point and math.prod(shape) and shape
+    return math.prod(shape[1:]) if usual else math.inf
 
 
 class Links:
