@@ -12,7 +12,7 @@ from attack.exact_subject import Subject
 class Recurrent(nn.Module):
     """A recurrent layer of a kind of ``torch.nn``, and a linear map of its last output."""
 
-    def __init__(self, kind: str, states: int, layers: int = 1, batch_first: bool = True) -> None:
+    def __init__(self, kind: str, states: int, layers: int = 1, batch_first: bool = False) -> None:
         super().__init__()
         self.layer = getattr(nn, kind)(2, states, layers, batch_first=batch_first)
         self.head, self.time = nn.Linear(states, 2), 1 if batch_first else 0
@@ -31,7 +31,7 @@ class ByHand(nn.Module):
         self.activation = nn.ReLU() if rectified else nn.Tanh()
 
     def forward(self, x: Tensor) -> Tensor:
-        h = c = x.new_zeros(len(x), self.head.in_features)
+        h = c = torch.zeros(len(x), self.head.in_features, dtype=x.dtype)
         for t in range(x.shape[1]):
             i, f, g, o = self.gates(torch.cat([x[:, t], h], 1)).chunk(4, 1)
             c = torch.sigmoid(f) * c + torch.sigmoid(i) * self.activation(g)
@@ -68,7 +68,7 @@ class Flow(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         a, b = x.chunk(2, 1)
-        volume = x.new_zeros(len(x), 1)
+        volume = torch.zeros(len(x), 1, dtype=x.dtype)
         for block in self.blocks:
             scale, shift = block(a).chunk(2, 1)
             scale = torch.tanh(scale)
@@ -78,11 +78,12 @@ class Flow(nn.Module):
 
 
 CHAINS = {
-    "RNN": lambda steps: (Recurrent("RNN", 4), (3, steps, 2)),
-    "GRU": lambda steps: (Recurrent("GRU", 3), (3, steps, 2)),
-    "LSTM": lambda steps: (Recurrent("LSTM", 3), (3, steps, 2)),
-    "time first": lambda steps: (Recurrent("GRU", 3, batch_first=False), (steps, 3, 2)),
-    "two layers": lambda steps: (Recurrent("RNN", 3, layers=2), (2, steps, 2)),
+    "RNN": lambda steps: (Recurrent("RNN", 4), (steps, 3, 2)),
+    "GRU": lambda steps: (Recurrent("GRU", 3), (steps, 3, 2)),
+    "LSTM": lambda steps: (Recurrent("LSTM", 3), (steps, 3, 2)),
+    "samples first": lambda steps: (Recurrent("GRU", 3, batch_first=True), (3, steps, 2)),
+    "two layers": lambda steps: (Recurrent("RNN", 3, layers=2), (steps, 2, 2)),
+    "two layers, samples first": lambda steps: (Recurrent("RNN", 3, 2, batch_first=True), (2, steps, 2)),
     "by hand": lambda steps: (ByHand(3), (2, steps, 2)),
     "normalised": lambda steps: (ByHand(3, normalised=True), (2, steps, 2)),
     "rectified": lambda steps: (ByHand(3, rectified=True), (2, steps, 2)),

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import surefoot as sf
+from surefoot.errors import EvaluationError
 from surefoot.valuation import joints, propagation, valuer
 from surefoot.valuation.joints import Composed
 from surefoot.valuation.passes import Run
@@ -21,7 +22,7 @@ from surefoot.valuation.valuer import Valuer
 from valuation.chains import CHAINS, chain
 from valuation.test_exact_values import is_within
 
-SIZE = {"RNN": 40, "GRU": 24, "LSTM": 24, "time first": 24, "two layers": 20, "by hand": 16, "normalised": 10}
+STEPS = {"RNN": 12, "two layers": 10, "two layers, samples first": 10, "flow": 8}
 
 
 @dataclass
@@ -73,13 +74,12 @@ def costates_of(run: Run, names: tuple[str, ...]) -> dict[str, Tensor]:
     return {n: torch.autograd.grad(output, run.values[n], retain_graph=True)[0] for n in names}
 
 
-@pytest.mark.parametrize("size", [1e-9, 1e-5, 1e-3])
-@pytest.mark.parametrize("scale", [1.0, 2.5])
+@pytest.mark.parametrize(("scale", "size"), [(1.0, 1e-4), (2.5, 1e-6)])
 @pytest.mark.parametrize("name", CHAINS)
 def test_large_errors_of_every_operation_stay_within_what_is_claimed(
     name: str, scale: float, size: float, seen: list[Seen], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subject = chain(name, SIZE.get(name, 12), scale)
+    subject = chain(name, STEPS.get(name, 6), scale)
     weights = dict(subject.model.named_parameters())
     found = Valuer.of(subject.model, subject.x, subject.loss.bound_to(subject.y))
     found.enclosed(found.run(weights))
@@ -114,7 +114,100 @@ def test_large_errors_of_every_operation_stay_within_what_is_claimed(
     assert abs(claim.run.value - clean.value) <= claim.found.total
     for key, value in clean.values.items():
         if isinstance(value, Tensor) and value.is_floating_point() and key != clean.output:
-            assert float((value - run.values[key]).detach().norm()) <= claim.found.apart.get(key, 0.0) * (1 + 1e-9) + 1e-13
+            assert (
+                float((value - run.values[key]).detach().norm())
+                <= claim.found.apart.get(key, 0.0) * (1 + 1e-9) + 1e-13
+            )
     for key, bound in claim.costates.items():
         if key in exact and claim.run.links.joints == states:
             assert float((exact[key] - near[key]).norm()) <= bound
+
+
+def test_norms_of_derivatives_between_states_are_no_less_than_those_by_singular_values(
+    seen: list[Seen], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = chain("by hand", 6, 2.0)
+    found = Valuer.of(subject.model, subject.x, subject.loss.bound_to(subject.y))
+    weights = dict(subject.model.named_parameters())
+    found.enclosed(found.run(weights))
+    states, norms = seen[-1].run.links.joints, seen[-1].composed._norms
+    assert states.samples == 2
+    by_name = {leaf.name: weights[leaf.path] for leaf in found.tape.graph.parameters}
+    monkeypatch.setattr(Run, "watched", lambda self, name, value: value)
+    run = found.tape.run(by_name, found.constants, derivatives=True, joints=states)
+    for k, late in enumerate(states.names):
+        for j, early in enumerate(states.names[:k]):
+            size, ends = run.values[late].numel(), (run.values[late], run.values[early])
+            rows = [
+                torch.autograd.grad(ends[0].reshape(-1)[i], ends[1], retain_graph=True, allow_unused=True)[0]
+                for i in range(size)
+            ]
+            whole = torch.stack([torch.zeros_like(ends[1]) if row is None else row for row in rows])
+            exact = float(torch.linalg.matrix_norm(whole.reshape(size, -1), 2))
+            assert exact <= norms[j, k] <= 2 * exact + 1e-6
+
+
+JUDGED = [name for name in CHAINS if "samples first" not in name]  # which the judge cannot read
+
+
+def judged(name: str, steps: int, scale: float, seed: int, dtype: torch.dtype) -> None:
+    subject = chain(name, steps, scale, seed, dtype)
+    try:
+        found = sf.evaluate(subject.model, subject.x, subject.loss.bound_to(subject.y))
+    except EvaluationError:  # chaos: no error is known
+        assert scale > 1
+        return
+    target = subject.y.double() if subject.y.is_floating_point() else subject.y
+    same = replace(subject, model=subject.model.double(), x=subject.x.double(), y=target)
+    assert is_within(same, found)
+
+
+@pytest.mark.parametrize(("scale", "dtype"), [(1.0, torch.float64), (3.0, torch.float32)])
+@pytest.mark.parametrize("name", JUDGED)
+def test_the_exact_value_of_a_long_chain_is_inside(name: str, scale: float, dtype: torch.dtype) -> None:
+    judged(name, STEPS.get(name, 6), scale, 0, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.parametrize("scale", [1.0, 2.0, 4.0, 10.0])
+@pytest.mark.parametrize("name", JUDGED)
+def test_the_exact_value_of_longer_chains_is_inside(name: str, scale: float, seed: int) -> None:
+    judged(name, 24, scale, seed, torch.float32 if seed % 4 > 1 else torch.float64)
+
+
+def test_where_norms_multiply_the_error_is_as_small_as_to_first_order() -> None:
+    subject = chain("GRU", 50, 2.0)
+    found = sf.evaluate(subject.model, subject.x, subject.loss.bound_to(subject.y))
+    assert found.error < 1e-12
+
+
+def test_states_are_looked_for_only_where_errors_of_second_order_prevail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(valuer, "joints_of", lambda *_: pytest.fail("looked for"))
+    subject = chain("RNN", 20, 1.0)
+    assert sf.evaluate(subject.model, subject.x, subject.loss.bound_to(subject.y)).error < 1e-13
+
+
+def test_training_goes_on_where_norms_multiply() -> None:
+    subject = chain("GRU", 30, 1.0)
+    optimizer = sf.CertifiedDescent(subject.model, subject.loss)
+    losses = [float(optimizer.step(subject.x, subject.y)) for _ in range(12)]
+    assert losses[-1] < 0.1 * losses[0]
+    assert all(record.step_size > 0 for record in optimizer.history)
+
+
+def test_a_product_of_a_tensor_with_itself_is_curved_twice() -> None:
+    class Squared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.map = nn.Linear(2, 2, dtype=torch.float64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            z = self.map(x)
+            return z @ z
+
+    model, x = Squared(), torch.eye(2, dtype=torch.float64)[None]
+    found = Valuer.of(model, x, sf.Square(x))
+    found.enclosed(found.run(dict(model.named_parameters())))
+    assert found._slopes is not None
+    assert found._slopes.by_name["matmul"].curvature == {("linear", "linear"): 2.0}

@@ -269,9 +269,7 @@ class Composed:
         self._index = {name: k for k, name in enumerate(self.links.joints.names)}
         self._norms, self._doubts = np.zeros((2, len(self._index), len(self._index)))
 
-    def passed(
-        self, node: Node, jacobian: Mapping[str, Amount], added: Amount, pull: float
-    ) -> Amount:
+    def passed(self, node: Node, jacobian: Mapping[str, Amount], added: Amount, pull: float) -> Amount:
         """Carry errors through an operation that adds so much by itself; a bound on the error of a state, infinite
         for others.
         """

@@ -120,7 +120,7 @@ def _in_all(found: Errors) -> Errors:
 
 
 def _forward(tape: Tape, run: Run, slopes: Slopes) -> tuple[Errors, dict[str, _Local], Composed | None]:
-    """The same, with the slopes of all operations there, and how errors go from state to state if that is known."""
+    """The same, with the slopes of all operations there, and errors from state to state if links are known."""
     composed = None if run.links is None else Composed(run.links)
     apart: dict[str, Amount] = {}
     own: dict[str, Amount] = {}

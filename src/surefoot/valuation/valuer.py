@@ -218,8 +218,9 @@ class Valuer:
         )
 
     def _renewed(self, run: Run, slopes: Slopes, enough: float) -> tuple[Run, float] | None:
-        """A pass at the same weights and its error, from the slopes that are there, renewed where they do not hold and, all of them, for smaller
-        neighbourhoods of the weights, where the error is too large; ``None`` if that takes all values.
+        """A pass at the same weights and its error, from the slopes that are there, renewed where they do not hold
+        and, all of them, for smaller neighbourhoods of the weights, where the error is too large; ``None`` if that
+        takes all values, or slopes for other errors.
         """
         for _ in range(_ATTEMPTS):
             if not run.values.keys() >= slopes.plan.keep:  # a pass may be older than the slopes
@@ -251,8 +252,8 @@ class Valuer:
         return not run.derivatives or hopeless or found.total <= max(2 * found.leading, enough)
 
     def _anew(self, run: Run, enough: float) -> tuple[Run, float]:
-        """A pass at the same weights and its error, from slopes that are asked for again: with room for errors larger than sizes, and for
-        as wide a neighbourhood of the weights as does not matter for the error.
+        """A pass at the same weights and its error, from slopes that are asked for again: with room for errors
+        larger than sizes, and for as wide a neighbourhood of the weights as does not matter for the error.
         """
         wide: Mapping[str, float] = {}
         attempts, self.obstacle, self._is_linked = 0, "", False
@@ -303,7 +304,9 @@ class Valuer:
                 self._joints = self._chosen(run, slopes)
             if self._joints is not None and (run.links is None or run.links.joints != self._joints):
                 plan = None if run.whole else slopes.plan
-                run = self.tape.run(run.parameters, run.constants, derivatives=True, plan=plan, joints=self._joints)
+                run = self.tape.run(
+                    run.parameters, run.constants, derivatives=True, plan=plan, joints=self._joints
+                )
                 found = errors(self.tape, run, slopes)
         return run, found
 
