@@ -182,6 +182,24 @@ def test_where_norms_multiply_the_error_is_as_small_as_to_first_order() -> None:
     assert found.error < 1e-12
 
 
+def test_what_torch_cannot_pull_back_at_once_is_pulled_back_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = chain("LSTM", 12, 3.0)
+    objective = subject.loss.bound_to(subject.y)
+    at_once, grad = sf.evaluate(subject.model, subject.x, objective), torch.autograd.grad
+    refused = []
+
+    def one_by_one(*args: Any, is_grads_batched: bool = False, **options: Any) -> Any:
+        if is_grads_batched:
+            refused.append(1)
+            raise RuntimeError("no batching rule")
+        return grad(*args, **options)
+
+    monkeypatch.setattr(torch.autograd, "grad", one_by_one)
+    found = sf.evaluate(subject.model, subject.x, objective)
+    assert refused
+    assert found.error == pytest.approx(at_once.error, rel=1e-6)
+
+
 def test_states_are_looked_for_only_where_errors_of_second_order_prevail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(valuer, "joints_of", lambda *_: pytest.fail("looked for"))
     subject = chain("RNN", 20, 1.0)

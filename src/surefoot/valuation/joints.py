@@ -62,7 +62,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -70,7 +70,7 @@ import torch
 from torch import Tensor
 
 from surefoot.graph import Graph, Node, Spec
-from surefoot.valuation.samples import Amount, are_apart
+from surefoot.valuation.samples import Amount, are_apart, some
 
 _WIDEST = 128  # numbers per sample of the states at one place
 _LOW, _HIGH = 2.0**3, 2.0**8  # how much errors may grow from one place to the next
@@ -139,7 +139,7 @@ def _places(nodes: tuple[Node, ...], slopes: Mapping[str, Mapping[str, float]]) 
             readers.setdefault(argument, []).append(k)
     gain: dict[str, float] = {}
     found: list[str] = []
-    best: tuple[int, int, list[str]] | None = None
+    best: tuple[float, int, list[str]] | None = None
     last, k = -1, 0
     while k < len(nodes):
         known = ((amount, gain[name]) for name, amount in slopes[nodes[k].name].items() if name in gain)
@@ -168,8 +168,8 @@ def _places(nodes: tuple[Node, ...], slopes: Mapping[str, Mapping[str, float]]) 
 def _width(specs: tuple[Spec, ...]) -> float:
     """Numbers per row of one real tensor."""
     shape = specs[0].shape
-    usual = len(specs) == 1 and specs[0].dtype.is_floating_point and math.prod(shape) and shape
-    return math.prod(shape[1:]) if usual else math.inf
+    usual = len(specs) == 1 and specs[0].dtype.is_floating_point and specs[0].numel and shape
+    return specs[0].numel / shape[0] if usual else math.inf
 
 
 class Links:
@@ -189,16 +189,23 @@ class Links:
             basis = torch.eye(size, dtype=value.dtype, device=value.device)
             costates = basis[:, None].expand(size, samples, size).reshape(size, *value.shape)
             self.closed = True
-            found = torch.autograd.grad(
-                value, [self._states[one] for one in before], costates, retain_graph=True, allow_unused=True,
-                is_grads_batched=True,
-            )  # fmt: skip
+            found = self._pulled(value, [self._states[one] for one in before], costates)
             self.closed = False
             for one, slope in zip(before, found, strict=True):
                 if slope is not None:
                     self._slopes[one, name] = slope.reshape(size, samples, -1).transpose(0, 1).contiguous()
         self._states[name] = _State.apply(value, self)
         return self._states[name]
+
+    @staticmethod
+    def _pulled(value: Tensor, states: list[Tensor], costates: Tensor) -> list[Tensor | None]:
+        """Several costates pulled back, at once where torch can do that; ``None`` where no way leads back."""
+        pull = partial(torch.autograd.grad, value, states, retain_graph=True)
+        try:
+            return list(pull(costates, is_grads_batched=True, allow_unused=True))
+        except RuntimeError:
+            rows = [pull(costate, allow_unused=True, materialize_grads=True) for costate in costates]
+            return [torch.stack(parts) for parts in zip(*rows, strict=True)]
 
     def heard(self, hook: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
         """A hook that is not called meanwhile."""
@@ -274,26 +281,22 @@ class Composed:
         for others.
         """
         name, rest = node.name, added
-        reach = off = None
+        reach, off = np.zeros((2, len(self._index)))
         for argument, amount in jacobian.items():
             before = self._rest.get(argument, 0.0)
-            if isinstance(before, np.ndarray) or before:
-                rest = rest + amount * before
+            rest = rest + amount * before if some(before) else rest
             if argument in self._reach:
-                steep = float(np.max(amount))
-                more = steep * self._reach[argument]
-                gone = steep * ((1 + pull) * self._off[argument] + pull * self._reach[argument])
-                reach, off = (more, gone) if reach is None else (reach + more, off + gone)
+                more = float(np.max(amount)) * self._reach[argument]
+                off += (1 + pull) * float(np.max(amount)) * self._off[argument] + pull * more
+                reach += more
         k = self._index.get(name)
         if k is None:
             self._rest[name] = rest * _SLACK
-            if reach is not None:
+            if reach.any():
                 self._reach[name], self._off[name] = reach * _SLACK, off * _SLACK
             return math.inf
         composed, rounded = self.links.norms
-        self._doubts[:, k] = rounded[:, k]
-        if off is not None:
-            self._doubts[:, k] += math.sqrt(node.numel) * off
+        self._doubts[:, k] = rounded[:, k] + math.sqrt(node.numel) * off * _SLACK
         lost = self._doubts[:, : k + 1] @ composed[: k + 1, k]  # g
         column = (composed[:, k] + self._norms[:, :k] @ lost[:k]) * _SLACK
         self._norms[:, k] = np.where(np.isnan(column), math.inf, column)
@@ -305,8 +308,7 @@ class Composed:
         """Carry what costates are off by through an operation, with what it changes by itself, by argument."""
         here = 0.0 if name in self._index else self._back.get(name, 0.0)
         for argument, amount in jacobian.items():
-            some = isinstance(here, np.ndarray) or bool(here)
-            more = (amount * here if some else 0.0) + changes.get(argument, 0.0)
+            more = (amount * here if some(here) else 0.0) + changes.get(argument, 0.0)
             self._back[argument] = (self._back.get(argument, 0.0) + more) * _SLACK
 
     def costate(self, name: str) -> Amount:
@@ -320,6 +322,6 @@ class Composed:
     def _summed(self, norms: np.ndarray, amounts: Mapping[int, Amount]) -> Amount:
         total: Amount = 0.0
         for k, amount in amounts.items():
-            if isinstance(amount, np.ndarray) or amount:
+            if some(amount):
                 total = total + float(norms[k]) * amount
         return total * _SLACK
