@@ -40,6 +40,9 @@ So costates of x are as far apart as the sum for d says with slopes and curvatur
 once for :math:`\lambda(s)` and once for :math:`\hat\lambda`. Costates of the parts themselves are as far apart as
 always. All this is so if only parts read parts; where others do, the error is that of the forward mode.
 
+*Long chains.* Where slopes multiply too much, :math:`e` and d of some tensors come from derivatives of many
+operations together instead (:mod:`surefoot.valuation.joints`), if these are smaller.
+
 What no parameter enters is exact, or a leaf with the error e of its own computation, which counts as one more
 :math:`\delta`.
 """
@@ -407,7 +410,7 @@ def _known(run: Run, name: str, apart: float) -> Enclosure:
     exact = constant(value.detach(), 0)
     if name not in run.moving and not apart:
         return exact
-    spread = Magnitude.of(apart)
+    spread = Magnitude.of(math.inf if math.isnan(apart) else apart)
     return Enclosure(
         exact.spec, exact.value, exact.bound + spread, exact.peak + minimum(spread, exact.bound + spread), spread,
         None, spread, _NONE,

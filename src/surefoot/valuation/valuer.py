@@ -297,8 +297,9 @@ class Valuer:
         if run.light or not run.derivatives:
             return run, forward_errors(self.tape, run, slopes)
         found, most = errors(self.tape, run, slopes), 2.0 if self._drift <= _LEAST else _PREVAIL
+        useful = min(enough, 1 + abs(run.value))  # slopes for larger errors are of no use to later passes
         for anew in (False, True):
-            if found.total <= max(most * found.leading, enough):
+            if found.total <= max(most * found.leading, useful):
                 break
             if anew:
                 self._joints = self._chosen(run, slopes)
