@@ -10,6 +10,7 @@
 * ``entropy``: the logistic loss, likewise.
 * ``samples``: where the samples of a batch stay apart, so that errors are known for each.
 * ``rounding``: how far each operation is off by itself.
+* ``joints``: states of long chains, between which derivatives are composed.
 * ``propagation``: from these to the error of the value, by reverse mode.
 * ``valuer``: one function at many weights, as value and error.
 * ``streamed``: the objective of a whole set of data, batch by batch.

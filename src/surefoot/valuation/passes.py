@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -20,6 +20,7 @@ from surefoot.operations.normalisation import BATCH
 from surefoot.operations.record import record_of
 from surefoot.torch_private import Deferred, Known, differences_together, norms_together
 from surefoot.valuation.entropy import ENTROPY, Logistic, entropy
+from surefoot.valuation.joints import Links
 from surefoot.valuation.normalising import Normalised, Recipe, Statistics, normalised
 from surefoot.valuation.samples import Amount, least, together
 from surefoot.valuation.single import norm_of, noted
@@ -101,6 +102,7 @@ class Run:
         recipes: how normalisations are computed.
         masked: of sums with numbers as large as masks hold, the norm of what the entries are off by.
         met: of these, the products of what an entry is off by with its computed costate, added up.
+        links: the derivatives between states, if they were asked for.
     """
 
     output: str
@@ -125,6 +127,7 @@ class Run:
     recipes: Mapping[str, Recipe | None] = field(default_factory=dict)
     masked: dict[str, float] = field(default_factory=dict)
     met: dict[str, float] = field(default_factory=dict)
+    links: Links | None = None
     _sizes: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
     _distances: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
     _known: Mapping[str, tuple[Tensor, float]] = field(default_factory=dict)
@@ -227,15 +230,19 @@ class Run:
         errors = stated(exact_call(node, values), result.detach())
         self.masked[node.name] = float(measure(errors)[0])
         if result.requires_grad:
-            result.register_hook(partial(_met, self.met, node.name, errors))
+            result.register_hook(self._heard(partial(_met, self.met, node.name, errors)))
 
     def watched(self, name: str, value: Tensor) -> Tensor:
         """The tensor itself; the norm of its costate is kept when that is computed."""
         if value.requires_grad:
             self.watching.add(name)
             samples = self.samples if name in self.moving and name != self.output else 0
-            value.register_hook(partial(_seen, self._norms, self._costates, self.near.get(name), name, samples))
+            hook = partial(_seen, self._norms, self._costates, self.near.get(name), name, samples)
+            value.register_hook(self._heard(hook))
         return value
+
+    def _heard(self, hook: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+        return hook if self.links is None else self.links.heard(hook)
 
     @cached_property
     def gradient(self) -> dict[str, Tensor]:

@@ -40,6 +40,9 @@ So costates of x are as far apart as the sum for d says with slopes and curvatur
 once for :math:`\lambda(s)` and once for :math:`\hat\lambda`. Costates of the parts themselves are as far apart as
 always. All this is so if only parts read parts; where others do, the error is that of the forward mode.
 
+*Long chains.* Where slopes multiply too much, :math:`e` and d of some tensors come from derivatives of many
+operations together instead (:mod:`surefoot.valuation.joints`), if these are smaller.
+
 What no parameter enters is exact, or a leaf with the error e of its own computation, which counts as one more
 :math:`\delta`.
 """
@@ -60,6 +63,7 @@ from surefoot.graph.nodes import in_double
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.operations.call import Call
 from surefoot.operations.record import rule_for
+from surefoot.valuation.joints import Composed
 from surefoot.valuation.passes import NEAR, Run
 from surefoot.valuation.rounding import rounding
 from surefoot.valuation.samples import Amount, least, paired, some, together
@@ -98,6 +102,11 @@ class _Local(NamedTuple):
     curvature: Mapping[tuple[str, str], Amount]
     parts: Mapping[str, Amount] = {}
 
+    @property
+    def plain(self) -> Mapping[str, Amount]:
+        """Its slopes, if it stands for itself alone."""
+        return {self.slope.node.inputs[0]: 1.0} if self.slope.parts else self.jacobian
+
 
 def forward_errors(tape: Tape, run: Run, slopes: Slopes) -> Errors:
     """How far every tensor is off, from one forward pass; the total is that of the output."""
@@ -113,8 +122,9 @@ def _in_all(found: Errors) -> Errors:
     return replace(found, apart={name: norms[id(amount)] for name, amount in found.apart.items()})
 
 
-def _forward(tape: Tape, run: Run, slopes: Slopes) -> tuple[Errors, dict[str, _Local]]:
-    """The same, with the slopes of all operations there."""
+def _forward(tape: Tape, run: Run, slopes: Slopes) -> tuple[Errors, dict[str, _Local], Composed | None]:
+    """The same, with the slopes of all operations there, and errors from state to state if links are known."""
+    composed = None if run.links is None else Composed(run.links)
     apart: dict[str, Amount] = {}
     own: dict[str, Amount] = {}
     local: dict[str, _Local] = {}
@@ -132,6 +142,8 @@ def _forward(tape: Tape, run: Run, slopes: Slopes) -> tuple[Errors, dict[str, _L
                 some(apart.get(argument, 0.0)) for argument in node.inputs
             )
             apart[name] = own[name] = 0.0 if exact or name not in real else math.inf
+            if composed is not None:
+                composed.passed(node, {}, own[name], 0.0)
             continue
         jacobian, curvature = slope.at(distances), slope.curvature
         single = name in narrow
@@ -140,6 +152,8 @@ def _forward(tape: Tape, run: Run, slopes: Slopes) -> tuple[Errors, dict[str, _L
             [argument] = jacobian
             apart[name], own[name] = apart.get(argument, 0.0), 0.0
             local[name] = _Local(slope, jacobian, curvature)
+            if composed is not None:
+                apart[name] = least(apart[name], _composed(tape, run, composed, local[name], apart, 0.0))
             continue
         if name in run.losses and not slope.pointwise:
             first, loss = node.inputs[0], run.losses[name]
@@ -188,7 +202,32 @@ def _forward(tape: Tape, run: Run, slopes: Slopes) -> tuple[Errors, dict[str, _L
         apart[name] = moved * _SLACK
         if slope.parts:
             apart[name] = least(apart[name], apart[node.inputs[0]])
-    return Errors(apart[output], 0.0, apart, own), local
+        if composed is not None and name != output:
+            apart[name] = least(apart[name], _composed(tape, run, composed, local[name], apart, own[name]))
+    return Errors(apart[output], 0.0, apart, own), local, composed
+
+
+def _composed(
+    tape: Tape, run: Run, composed: Composed, known: _Local, apart: Mapping[str, Amount], own: Amount
+) -> Amount:
+    """The error of a state from those of the states before; infinite for others, which are on the way."""
+    node = known.slope.node
+    added = own if known.slope.parts else own + _remainder(run, known, apart)
+    return composed.passed(node, known.plain, added, tape.pulls.get(node.name, 0.0))
+
+
+def _remainder(run: Run, known: _Local, apart: Mapping[str, Amount]) -> Amount:
+    """How far a result is from what the derivative at the computed arguments says."""
+    rough: Amount = 0.0
+    for argument, steepness in known.jacobian.items():
+        rough = rough + 2 * _times(steepness, apart.get(argument, 0.0))
+    if known.slope.breaks and not all(_is_clear(run, known.slope, name, apart) for name in known.jacobian):
+        return rough
+    bend: Amount = 0.0
+    for (first, second), amount in known.curvature.items():
+        if some(apart.get(first, 0.0)) and some(apart.get(second, 0.0)):
+            bend = bend + (0.5 if first == second else 1.0) * amount * apart[first] * apart[second]
+    return least(bend, rough) * _SLACK
 
 
 def _of_parts(slope: Slope, local: Mapping[str, _Local], own: Mapping[str, Amount]) -> dict[str, Amount]:
@@ -228,7 +267,7 @@ def _together(run: Run, first: str, second: str) -> Amount:
 @np.errstate(all="ignore")
 def errors(tape: Tape, run: Run, slopes: Slopes) -> Errors:
     """The error of the value by reverse mode; never more than that of the forward mode."""
-    first, local = _forward(tape, run, slopes)
+    first, local, composed = _forward(tape, run, slopes)
     if tape.output not in local or not tape.varying:
         return _in_all(first)
     size, apart = run.costate_sizes, first.apart
@@ -244,6 +283,8 @@ def errors(tape: Tape, run: Run, slopes: Slopes) -> Errors:
             continue
         if name in run.watching:
             reach[name] = least(size.get(name, 0.0), reach[name])
+        if composed is not None:
+            off[name] = least(off[name], composed.costate(name))
         here, away = reach[name], off[name]
         costate = least(bound[name], here + away)
         if some(first.own[name]):
@@ -251,6 +292,8 @@ def errors(tape: Tape, run: Run, slopes: Slopes) -> Errors:
             total += min(paired(first.own[name], costate), met + paired(first.own[name], away))
             leading += min(paired(first.own[name], least(here, costate)), met)
         known, pull, lost = local[name], tape.pulls[name], tape.lost[name]
+        if composed is not None:
+            composed.pulled(name, known.plain, _changes(run, known, apart, pull, here, away))
         inside = _pulled_through(tape, run, local, known, here + costate)
         flows = {**known.jacobian, node.inputs[0]: 1.0} if known.parts else known.jacobian
         for argument, steepness in flows.items():
@@ -278,6 +321,30 @@ def errors(tape: Tape, run: Run, slopes: Slopes) -> Errors:
     return _in_all(Errors(total, leading, apart, first.own))
 
 
+def _changes(
+    run: Run, known: _Local, apart: Mapping[str, Amount], pull: float, here: Amount, away: Amount
+) -> dict[str, Amount]:
+    """What a costate that is off by so much changes by besides, where it is pulled back to each argument."""
+    if known.slope.parts:
+        return {}
+    found: dict[str, Amount] = {}
+    for argument, steepness in known.jacobian.items():
+        turned = _bent(known, argument, apart)
+        if known.slope.breaks and not _is_clear(run, known.slope, argument, apart):
+            turned = 2 * steepness
+        found[argument] = _changed(run, known, argument, apart, pull, here) + _times(turned, away)
+    return found
+
+
+def _bent(known: _Local, argument: str, apart: Mapping[str, Amount]) -> Amount:
+    """How much the slope in an argument changes at other points."""
+    bend: Amount = 0.0
+    for pair, amount in known.curvature.items():
+        if argument in pair and some(apart.get(pair[pair[0] == argument], 0.0)):
+            bend = bend + amount * apart[pair[pair[0] == argument]]
+    return bend
+
+
 def _changed(
     run: Run, known: _Local, argument: str, apart: Mapping[str, Amount], pull: float, whole: Amount
 ) -> Amount:
@@ -285,10 +352,7 @@ def _changed(
     slope, steepness = known.slope, known.jacobian[argument]
     if not some(whole):
         return 0.0
-    bend: Amount = 0.0
-    for pair, amount in known.curvature.items():
-        if argument in pair and some(apart.get(pair[pair[0] == argument], 0.0)):
-            bend = bend + amount * apart[pair[pair[0] == argument]]
+    bend = _bent(known, argument, apart)
     change = _near_kinks(run, slope, argument, apart, steepness, whole) if slope.breaks else 0.0
     return change + (bend + pull * steepness) * whole
 
@@ -317,16 +381,25 @@ def _near_kinks(
     run: Run, slope: Slope, argument: str, apart: Mapping[str, Amount], steepness: float, whole: Amount
 ) -> Amount:
     """What the costate may change by at entries that are as near to a kink as they may be off."""
-    if not slope.breaks or not some(apart.get(argument, 0.0)) or not some(whole):
+    if not slope.breaks or not some(whole) or _is_clear(run, slope, argument, apart):
         return 0.0
-    wide = together(apart[argument]) * _SLACK + 2.0**-50 * max(map(abs, slope.breaks))
-    near = run.near.get(slope.node.name)
-    if near is not None and near.nearest > wide:
-        return 0.0
+    wide, near = _wide(slope, argument, apart), run.near.get(slope.node.name)
     if near is None or near.distances is None or len(near.costates) != 1 or wide >= NEAR:
         return 2 * steepness * whole
     close = near.costates[0][near.distances <= wide]
     return 2 * steepness * least(whole, float(torch.linalg.vector_norm(close)) * _SLACK + 2.0**-500)
+
+
+def _is_clear(run: Run, slope: Slope, argument: str, apart: Mapping[str, Amount]) -> bool:
+    """Whether no entry is as near to a kink as it may be off."""
+    near = run.near.get(slope.node.name)
+    if not some(apart.get(argument, 0.0)):
+        return True
+    return near is not None and near.nearest > _wide(slope, argument, apart)
+
+
+def _wide(slope: Slope, argument: str, apart: Mapping[str, Amount]) -> float:
+    return together(apart[argument]) * _SLACK + 2.0**-50 * max(map(abs, slope.breaks))
 
 
 def _known(run: Run, name: str, apart: float) -> Enclosure:
@@ -337,7 +410,7 @@ def _known(run: Run, name: str, apart: float) -> Enclosure:
     exact = constant(value.detach(), 0)
     if name not in run.moving and not apart:
         return exact
-    spread = Magnitude.of(apart)
+    spread = Magnitude.of(math.inf if math.isnan(apart) else apart)
     return Enclosure(
         exact.spec, exact.value, exact.bound + spread, exact.peak + minimum(spread, exact.bound + spread), spread,
         None, spread, _NONE,

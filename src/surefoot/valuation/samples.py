@@ -13,6 +13,7 @@ A parameter that is added to all samples alike, as a shift is, has the slope :ma
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 from typing import Any
 
 import numpy as np
@@ -34,20 +35,27 @@ def samples_of(graph: Graph, varying: tuple[Node, ...]) -> int:
         return 0
     [(count,)] = counts
     moving = {node.name for node in varying}
-    for node in varying[:-1]:
-        if not count or not all(spec.shape and spec.shape[0] % count == 0 for spec in node.specs):
-            return 0
-        use = Use(node, graph.spec)
-        read = {slot for slot, name in use.names.items() if name in moving}
-        record = record_of(node)
-        if not record.in_order and not read <= record.row_slots(use):
-            return 0
+    if not count or not are_apart(graph, varying[:-1], moving, count):
+        return 0
     loss = varying[-1]
     outputs, targets = (graph.spec(name) for name in loss.inputs)
     assert isinstance(outputs, Spec)
     assert isinstance(targets, Spec)
     plain = is_plain(loss, targets.dtype) and loss.name == graph.outputs[0] and loss.inputs[0] in moving
     return count if plain and outputs.shape[0] % count == 0 else 0
+
+
+def are_apart(graph: Graph, nodes: tuple[Node, ...], moving: Set[str], count: int) -> bool:
+    """Whether these operations compute each of so many samples from the same sample of what moves."""
+    for node in nodes:
+        if not all(spec.shape and spec.shape[0] % count == 0 for spec in node.specs):
+            return False
+        use = Use(node, graph.spec)
+        read = {slot for slot, name in use.names.items() if name in moving}
+        record = record_of(node)
+        if not record.in_order and not read <= record.row_slots(use):
+            return False
+    return True
 
 
 def shifts_of(graph: Graph) -> frozenset[str]:

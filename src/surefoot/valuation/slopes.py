@@ -372,7 +372,8 @@ def slope_of(node: Node, bounds: Bounds) -> Slope:
     curvature: dict[tuple[str, str], float] = {}
     for (first, second), amount in bounds.curvature.items():
         pair = names[first], names[second]
-        curvature[pair] = curvature.get(pair, 0.0) + float(amount)
+        twice = 2 if first != second and pair[0] == pair[1] else 1  # both orders, in one tensor
+        curvature[pair] = curvature.get(pair, 0.0) + twice * float(amount)
     record, product = record_of(node), None
     if record.form_of(node) is Form.PRODUCT and record.factors in bounds.curvature:
         first, second = record.factors

@@ -23,6 +23,7 @@ from surefoot.operations.normalisation import BATCH
 from surefoot.operations.record import Form, record_of
 from surefoot.torch_private import FORMULAS, Deferred
 from surefoot.valuation.entropy import ENTROPY
+from surefoot.valuation.joints import Joints, Links
 from surefoot.valuation.kernels import formula_of
 from surefoot.valuation.kinks import bends_by_pieces, pieces, steepness
 from surefoot.valuation.normalising import Recipe, recipe_of
@@ -213,6 +214,7 @@ class Tape:
         light: bool = False,
         rough: bool = False,
         taken: Callable[[str, Tensor], object] | None = None,
+        joints: Joints | None = None,
     ) -> Run:
         """The operations at these parameters, by name of the leaf.
 
@@ -224,6 +226,7 @@ class Tape:
             light: whether costates and kinks are not looked at, which errors by forward mode do not need.
             rough: whether samples are not kept apart: sizes and errors are those of all of them together.
             taken: told the gradient in each parameter that lies elsewhere, which is then dropped.
+            joints: states whose derivatives in each other are computed too (:mod:`surefoot.valuation.joints`).
         """
         values = dict(constants.values)
         reverse = derivatives and not light
@@ -233,6 +236,9 @@ class Tape:
         run.shifts, run.aliases, run.recipes = self.shifts, self.aliases, self.recipes
         if self._normalises_data:
             run.statistics = None
+        if joints is not None:
+            run.links, watch = Links(joints), watch.union(joints.names)
+        links = run.links
         keep = set() if plan is None else set(plan.keep)
         default = nullcontext() if self._is_real else double_by_default()
         wide = in_single if self.single else in_double
@@ -268,6 +274,8 @@ class Tape:
                         value = run.watched(name, value)
                     if any(constants.sizes[mask] > _LARGE for mask in self.masks.get(name, ())):
                         run.weigh(node, values, value)
+                if joints is not None and links is not None and name in joints.before:
+                    value = links.join(name, value)
                 values[name] = value
                 for last in finished:
                     if last not in keep and (plan is not None or last in self.spare):

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from surefoot.calculus.leaves import captured
 from surefoot.errors import EvaluationError, UnsupportedOperation, describe
 from surefoot.graph.nodes import in_double
+from surefoot.torch_private import Deferred
+from surefoot.valuation.joints import Joints, joints_of
 from surefoot.valuation.passes import Constants, Run
 from surefoot.valuation.propagation import Errors, errors, forward_errors
 from surefoot.valuation.single import is_exact_here
@@ -24,6 +26,7 @@ _WIDEST, _LEAST = 1.0, 0.01
 _ATTEMPTS = 4
 _HOPELESS = 64.0
 _PLENTY = 2.0**-4  # of an error that is enough: what forward mode has to reach before passes are light again
+_PREVAIL = 2.0**6  # errors of second order, over those of first: from there on long chains are looked for
 _AMPLE = 2.0**-8  # likewise, before it need not keep samples apart
 
 
@@ -86,6 +89,8 @@ class Valuer:
         self._forward_decides = True  # at the last passes that might have been light
         self._is_ample = True  # whether its error was so small that samples need not be kept apart
         self.in_single: Valuer | None = None  # the same, where that may decide
+        self._joints: Joints | None = None  # states of long chains
+        self._is_linked = False  # whether slopes were asked for where errors go from state to state
         self.obstacle = ""  # the operation beyond which nothing was proved at the last pass, in words
 
     @classmethod
@@ -176,7 +181,7 @@ class Valuer:
         """The error of a light pass by forward mode, if it is known; else infinite."""
         if run.error is None or enough < run.error < math.inf:
             found = None if self._slopes is None else self._renewed(run, self._slopes, enough)
-            run.error = math.inf if found is None else found
+            run.error = math.inf if found is None else found[1]
             if 0 < enough < math.inf:
                 self._is_ample = run.error <= _AMPLE * enough
         return run.error
@@ -203,22 +208,26 @@ class Valuer:
             if error <= enough:
                 return Evaluation(value, error)
             run = self._full(run)
-        known = None if self._slopes is None else self._renewed(run, self._slopes, enough)
-        if known is None:
+        found = None if self._slopes is None else self._renewed(run, self._slopes, enough)
+        if found is None:
             run = run if run.whole else self.tape.run(run.parameters, run.constants, derivatives=run.derivatives)
-            known = self._anew(run, enough)
+            found = self._anew(run, enough)
+        run, known = found
         return Evaluation(
             value, known if run.value == value else (known + abs(run.value - value)) * (1 + 2.0**-50)
         )
 
-    def _renewed(self, run: Run, slopes: Slopes, enough: float) -> float | None:
-        """The error, from the slopes that are there, renewed where they do not hold and, all of them, for smaller
-        neighbourhoods of the weights, where the error is too large; ``None`` if that takes all values.
+    def _renewed(self, run: Run, slopes: Slopes, enough: float) -> tuple[Run, float] | None:
+        """A pass at the same weights and its error, from the slopes that are there, renewed where they do not hold
+        and, all of them, for smaller neighbourhoods of the weights, where the error is too large; ``None`` if that
+        takes all values, or slopes for other errors.
         """
         for _ in range(_ATTEMPTS):
             if not run.values.keys() >= slopes.plan.keep:  # a pass may be older than the slopes
                 return None
-            found = self._forward_or_reverse(run, slopes)
+            run, found = self._found(run, slopes, enough)
+            if run.links is not None and not self._is_linked:
+                return None  # slopes for errors by norms, which may be huge
             if run.derivatives and not run.light and 0 < enough < math.inf:
                 plenty = 0.5 if self.tape.single else _PLENTY
                 self._forward_decides = found.apart[self.tape.output] <= plenty * enough
@@ -227,9 +236,10 @@ class Valuer:
                 if not self._is_settled(run, found, enough):
                     names = slopes.moved(run, narrow=self._drift > _LEAST and not run.light)
                 if not names:
-                    return found.total if 0 <= found.total < math.inf else math.inf if run.whole else None
+                    known = 0 <= found.total < math.inf
+                    return (run, found.total if known else math.inf) if known or run.whole else None
                 self._drift = self._drift if run.light else max(self._drift / 4, _LEAST)
-            elif not all(math.isfinite(found.apart.get(name, 0.0)) for name in names):
+            elif (run.light and self._is_linked) or not all(math.isfinite(found.apart.get(n, 0.0)) for n in names):
                 return None
             slopes.renew(run, names, self._drift, found.apart)
         return None
@@ -241,26 +251,27 @@ class Valuer:
         hopeless = self.tape.single and 0 < _HOPELESS * enough < found.total
         return not run.derivatives or hopeless or found.total <= max(2 * found.leading, enough)
 
-    def _anew(self, run: Run, enough: float) -> float:
-        """The error, from slopes that are asked for again: with room for errors larger than sizes, and for
-        as wide a neighbourhood of the weights as does not matter for the error.
+    def _anew(self, run: Run, enough: float) -> tuple[Run, float]:
+        """A pass at the same weights and its error, from slopes that are asked for again: with room for errors
+        larger than sizes, and for as wide a neighbourhood of the weights as does not matter for the error.
         """
         wide: Mapping[str, float] = {}
-        attempts, self.obstacle = 0, ""
+        attempts, self.obstacle, self._is_linked = 0, "", False
         while attempts < _ATTEMPTS:
             self._slopes, fresh = self._asked(run, wide)
-            found = self._forward_or_reverse(run, fresh)
+            run, found = self._found(run, fresh, enough)
+            self._is_linked = run.links is not None
             holds = not fresh.outside(run, found.apart)
             if holds and (self._is_settled(run, found, enough) or self._drift <= _LEAST):
                 self._note(found)
-                return found.total if found.total >= 0 else math.inf
+                return run, found.total if found.total >= 0 else math.inf
             if holds or (self._drift > _LEAST and not all(map(math.isfinite, found.apart.values()))):
                 self._drift /= 4
                 continue
             self._note(found)
             wide = found.apart
             attempts += 1
-        return math.inf
+        return run, math.inf
 
     def _note(self, found: Errors) -> None:
         """The first operation whose error is not known, if there is one."""
@@ -279,10 +290,34 @@ class Valuer:
         fresh = slopes_of(self.tape, run, self._drift, errors=wide)
         return fresh, fresh
 
-    def _forward_or_reverse(self, run: Run, slopes: Slopes) -> Errors:
+    def _found(self, run: Run, slopes: Slopes, enough: float) -> tuple[Run, Errors]:
+        """The errors by forward or reverse mode; where those of second order prevail by far, of another pass, with
+        the derivatives between the states of long chains if there are such.
+        """
         if run.light or not run.derivatives:
-            return forward_errors(self.tape, run, slopes)
-        return errors(self.tape, run, slopes)
+            return run, forward_errors(self.tape, run, slopes)
+        found, most = errors(self.tape, run, slopes), 2.0 if self._drift <= _LEAST else _PREVAIL
+        useful = min(enough, 1 + abs(run.value))  # slopes for larger errors are of no use to later passes
+        for anew in (False, True):
+            if found.total <= max(most * found.leading, useful):
+                break
+            if anew:
+                self._joints = self._chosen(run, slopes)
+            if self._joints is not None and (run.links is None or run.links.joints != self._joints):
+                plan = None if run.whole else slopes.plan
+                run = self.tape.run(
+                    run.parameters, run.constants, derivatives=True, plan=plan, joints=self._joints
+                )
+                found = errors(self.tape, run, slopes)
+        return run, found
+
+    def _chosen(self, run: Run, slopes: Slopes) -> Joints | None:
+        """The states to cut long chains at."""
+        if self.tape.single or any(isinstance(value, Deferred) for value in run.parameters.values()):
+            return None
+        distances = slopes.distances(run)
+        steep = {node.name: slopes.by_name[node.name].at(distances) for node in self.tape.varying}
+        return joints_of(self.tape.varying, self.tape.graph, steep)
 
 
 __all__ = ["Evaluation", "EvaluationError", "InfiniteValue", "Valuer"]
