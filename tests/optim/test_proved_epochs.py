@@ -708,3 +708,17 @@ def test_groups_keep_the_ratio_of_their_rates() -> None:
     first, second = (group["lr"] for group in training.optimizer.param_groups)
     assert second == pytest.approx(3 * first)
     assert first == training.rate
+
+
+def test_there_are_no_steps_on_all_data_where_something_regularises() -> None:
+    plain, drops = nn.Linear(4, 3), nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.2))
+    batches = [(torch.randn(6, 4), torch.arange(6) % 3)]
+
+    def tail(model: nn.Module, **options: Any) -> float:
+        adam = torch.optim.Adam(model.parameters(), **options.pop("adam", {}))
+        return ProvedEpochs(adam, sf.CrossEntropy(), batches, model=model, **options).tail
+
+    assert tail(plain) == 0.6
+    assert tail(nn.Sequential(plain, nn.Dropout(0.0))) == 0.6
+    assert tail(drops) == tail(plain, data=batches) == tail(plain, adam={"weight_decay": 0.1}) == 0
+    assert tail(drops, tail=0.3) == 0.3

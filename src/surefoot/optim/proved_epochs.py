@@ -14,7 +14,7 @@ from surefoot.graph.checks import plainly, unwrapped
 from surefoot.objectives import Objective
 from surefoot.optim.all_data import AllData
 from surefoot.optim.burst_keeping import BurstKeeper
-from surefoot.optim.burst_training import BurstTraining, check, checked_model
+from surefoot.optim.burst_training import BurstTraining, check, checked_model, is_regularised
 from surefoot.optim.bursts import BurstRecord, EndlessBatches, fixed_data
 from surefoot.optim.evaluation import OptimizerError, check_objective, explained
 from surefoot.optim.joint import JointBatches
@@ -24,6 +24,7 @@ from surefoot.optim.sharded_batches import ShardedBatches, outline_of
 from surefoot.processes import Processes
 from surefoot.valuation.valuer import Evaluation
 
+_TAIL = 0.6  # the part of the work for steps on all data
 _COOLING = 0.5  # the last part of the work on mini-batches, in which rates fall to zero
 
 
@@ -52,8 +53,8 @@ class ProvedEpochs:
     *The end.* :meth:`run` spends two fifths of its work on bursts, whose rates fall to zero in the second half,
     and the rest on L-BFGS steps of the objective of all data (:mod:`surefoot.optim.tail`). Where a network tells
     all samples apart, these lower the cross-entropy by orders of magnitude and make it surer of what it says,
-    right or wrong. Dropout, augmentation and weight decay have no part in them: where those are to keep a network
-    from learning its samples by heart, ``tail=0`` leaves them out.
+    right or wrong. Dropout, augmentation and weight decay, which keep a network from learning its samples by
+    heart, have no part in them: where there is any of these, all work is spent on bursts.
 
     None of this is a proof, nor needs one: what is kept is decided by the evaluation alone. Work is counted
     (:mod:`surefoot.optim.all_data`) and no time is measured, so the same seed gives the same run.
@@ -67,7 +68,8 @@ class ProvedEpochs:
         data: what the objective is the mean over; by default all samples of the loader, in a fixed order.
         burst: epochs of a burst, by default twelve.
         average: over which part of an epoch, at its end, weights are averaged, at most half; 0 for none.
-        tail: which part of its work :meth:`run` spends at the end on steps on all data, below 1; 0 for none.
+        tail: which part of its work :meth:`run` spends at the end on steps on all data, below 1; by default 0.6,
+            and 0 if the model has dropout layers, the optimizer decays weights, or ``data`` are given.
         progress: called with the record of each burst.
         group: a process group of ``torch.distributed`` whose processes have the same model and a loader each,
             which may be empty: a mini-batch is made of the next batch of every loader, the objective is that of
@@ -97,7 +99,7 @@ class ProvedEpochs:
         data: Iterable[Any] | None = None,
         burst: float | None = None,
         average: float = 0.5,
-        tail: float = 0.6,
+        tail: float | None = None,
         progress: Callable[[BurstRecord], object] | None = None,
         group: Any = None,
     ) -> None:
@@ -106,6 +108,8 @@ class ProvedEpochs:
         self.model = unwrapped(given) if outline is None else given
         self.optimizer = optimizer if isinstance(optimizer, Optimizer) else optimizer(self.model.parameters())
         self.objective = check_objective(objective, "the batches (x, y)")
+        if tail is None:
+            tail = 0.0 if data is not None or is_regularised(self.model, self.optimizer) else _TAIL
         check(self.optimizer, self.model, loader, burst, average, tail)
         self.loader, self.burst, self.average, self.tail = loader, burst, average, tail
         self.progress = progress
