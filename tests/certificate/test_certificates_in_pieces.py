@@ -123,6 +123,17 @@ def test_batches_without_a_second_derivative_add_their_own_bound(monkeypatch: py
     assert exact <= all_of_them < some < none
 
 
+def test_second_derivatives_are_found_in_several_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of some batches sample by sample, of the one of nine samples along all directions."""
+    case, ball = Case("tanh"), sf.Ball(0.01)
+    expected = float(case.pieces(domain=ball).smoothness)
+    whole = efforts.Effort.separates
+    monkeypatch.setattr(efforts.Effort, "separates", lambda self, widths, n: n < 9 and whole(self, widths, n))
+    found = float(case.pieces(domain=ball).smoothness)
+    assert found == pytest.approx(expected, rel=0.3)
+    assert found < float(case.pieces(domain=ball, effort="quick").smoothness) / 2
+
+
 def test_batches_that_read_other_parameters_are_refused() -> None:
     class Choosing(nn.Module):
         def __init__(self) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
-from surefoot.calculus.assemble import Curvature, by_block
+from surefoot.calculus.assemble import Curvature, by_block, smoothness
 from surefoot.certificate.record import Certificate
 from surefoot.errors import EvaluationError
 from surefoot.magnitude import Magnitude, minimum, stack
@@ -34,10 +34,12 @@ class Bounds:
     value: Magnitude  # a bound on the norm of the value at the centre
     curvature: Curvature
 
-    def apart(self) -> Bounds:
-        """The same of a function whose second derivative at the centre is not known."""
-        matrix, zero = self.curvature.matrix, Magnitude.zero()
-        return replace(self, curvature=Curvature(matrix, zero, matrix * zero, self.certificate.smoothness))
+    def summand(self, known: bool) -> Bounds:
+        """As a summand whose second derivative at the centre is added up with others, or is not known."""
+        given, zero = self.curvature, Magnitude.zero()
+        moved = minimum(given.moved, smoothness(given.variation)) if known else zero
+        variation, rest = (given.variation, zero) if known else (given.matrix * zero, self.certificate.smoothness)
+        return replace(self, curvature=Curvature(given.matrix, moved, variation, rest))
 
     def certified(self, hessian: Magnitude) -> Certificate:
         """The certificate, given a bound on the norm of the second derivative at the centre."""

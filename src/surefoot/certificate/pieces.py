@@ -104,9 +104,12 @@ class InPieces:
         refuse_penalty(regularizer, is_objective=objective is not None)
         self.model, self.batches, self.objective, self.processes = model, batches, objective, processes
         self.regularizer, self.weights = regularizer, weights
-        self._named = effort_named(effort)
-        once = self._named.operations / 4  # where every ball starts from the weights again
-        self.effort = replace(self._named, shells=0, downhill=False, composed=0.0, operations=once)
+        named = self._named = effort_named(effort)
+        # every ball of a search starts from the weights again, and has all of its shells at once
+        parts = max(named.parts, min(named.shells, 2 * named.parts))
+        self.effort = replace(
+            named, shells=0, downhill=False, composed=0.0, operations=named.operations / 2, parts=parts
+        )
         self._summed: ProvedSum | None = None
         self._sum: Tensor | None = None  # of second derivatives at the centre, over the batches that are here
         self._norms: dict[tuple[tuple[int, ...], ...], Magnitude] = {}  # of such sums over all processes
@@ -266,15 +269,14 @@ class InPieces:
         inside = replace(last.certificate, weights_inside=proof.holds_weights(domain))
         balls[math.inf] = replace(last, certificate=inside)
         hessian = None if proof.centre.found is None else proof.centre.found.hessian
-        if hessian is None:
-            balls = {radius: one.apart() for radius, one in balls.items()}
-        else:
+        if hessian is not None:
             values = hessian.matrix.mul_(float(weight))
             self._sum = values if self._sum is None else self._sum.add_(values)
             part.summed, part.size = (*part.summed, number), len(values)
             part.amount += frobenius_norm(values)
             part.error = part.error + hessian.error * _up(weight)
-        found = {radius: summed([(_up(weight), one)]) for radius, one in balls.items()}
+        known = hessian is not None
+        found = {radius: summed([(_up(weight), one.summand(known))]) for radius, one in balls.items()}
         part.balls = _joined([part.balls, found], stacked=self.objective is None) if part.balls else found
         part.total += weight
 
