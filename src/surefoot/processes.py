@@ -11,6 +11,7 @@ import math
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -212,11 +213,14 @@ class _Packing(pickle.Pickler):
 
 
 @contextmanager
-def answering() -> Iterator[None]:
-    """Errors of ``torch.distributed`` as a sentence that says what to do."""
+def answering(model: bool = False) -> Iterator[None]:
+    """Errors of ``torch.distributed`` as a sentence that says what to do; around a ``model``, only its own."""
     try:
         yield
     except RuntimeError as error:
+        *_, (frame, _) = walk_tb(error.__traceback__)
+        if model and not frame.f_globals.get("__name__", "").startswith("torch.distributed"):
+            raise
         raise ProcessLost(
             "another process of the group stopped, or did not answer within the time-out of the group. Look at "
             f"its output, and start all of them again from the last checkpoint ({str(error).splitlines()[0]})"

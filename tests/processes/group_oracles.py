@@ -14,6 +14,7 @@ from torch.distributed import checkpoint
 
 import surefoot as sf
 from surefoot.batches import Batches
+from surefoot.certificate.pieces import InPieces
 from surefoot.optim import GaussNewton, Newton, ProvedEpochs
 from surefoot.oracles.factor import factor_of
 from surefoot.oracles.gram_pieces import assemble_pieces
@@ -37,6 +38,7 @@ DOMAINS: dict[str, dict[str, Any]] = {
     "longest": {"objective": sf.CrossEntropy()},
     "ridge": {"objective": sf.CrossEntropy(), "regularizer": sf.Ridge(0.1), "domain": sf.Ball(0.02)},
     "outputs": {"domain": sf.Ball(0.1)},
+    "weights": {"objective": sf.CrossEntropy(), "domain": sf.Ball(0.0)},
 }
 STEPS = 3
 
@@ -173,7 +175,9 @@ def of_shards(model: nn.Module, part: Part, make: Any, **group: Any) -> dict[str
 
 
 def sent(network: nn.Module, part: Part, group: Any) -> list[int]:
-    """Bytes that this process hands over: a pull-back, a push-forward, factors of a Gram matrix, its blocks."""
+    """Bytes that this process hands over: a pull-back, a push-forward, factors of a Gram matrix, its blocks, and a
+    certificate at the weights.
+    """
     x, y = part
     processes = Processes(group)
     problem = Problem(sf.Chain(network, x if len(y) else []), sf.CrossEntropy(y), None, None, processes)
@@ -192,6 +196,9 @@ def sent(network: nn.Module, part: Part, group: Any) -> list[int]:
     pieces = Pieces(network, batches, square.bound_to(None), processes)
     before = processes.sent
     pieces.led(lambda: pieces.gram() is None)
+    found.append(processes.sent - before)
+    batches, before = Batches([(x, y)] if len(y) else [], ordered=True), processes.sent
+    InPieces(network, batches, sf.CrossEntropy(), processes=processes).certify(sf.Ball(0.0))
     found.append(processes.sent - before)
     return found
 

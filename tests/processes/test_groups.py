@@ -557,7 +557,7 @@ def test_what_crosses_is_what_is_predicted(two: Outcome, four: Outcome, size: in
     traffic = sf.cost(network(), data()[0], processes=size).traffic
     assert traffic is not None
     for rank, part in enumerate(two if size == 2 else four):
-        *passes, factors, blocks = part["answers"]["sent"]
+        *passes, factors, blocks, certificate = part["answers"]["sent"]
         for found, predicted in zip(passes, (traffic.pull, traffic.push), strict=True):
             assert 0 < found - predicted[min(rank, 1)] < 300  # words, and that all went well
         share = size * len(parts_of(SHARES[size])[rank][1]) / len(data()[1])
@@ -566,6 +566,7 @@ def test_what_crosses_is_what_is_predicted(two: Outcome, four: Outcome, size: in
         own = 16 * rows[rank] * sum(rows[: rank + 1])  # values and errors of a triangle, by its rows
         inputs, told = rows[rank] // 3 * 4 * 8, rows[rank] * (1 + 1) * 8  # and targets, outputs
         assert 0 < blocks - inputs - (own + told if rank else 0) < 6000
+        assert 0 < certificate - traffic.hessian[min(rank, 1)] < 12_000  # constants, and what process 0 returns
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -576,6 +577,9 @@ def test_of_a_part_of_a_tensor_that_part_alone_crosses(two: Outcome, four: Outco
         assert all(value.tolist() == [7.0, 8.0] for value in found)
 
 
+CONSTANTS = "bound", "lipschitz", "smoothness"
+
+
 @pytest.mark.parametrize("size", [2, 4])
 def test_certificates_and_verdicts_of_several_processes(two: Outcome, four: Outcome, size: int) -> None:
     outcome, parts = two if size == 2 else four, parts_of(SHARES[size])
@@ -583,6 +587,11 @@ def test_certificates_and_verdicts_of_several_processes(two: Outcome, four: Outc
     few = [(x[:2], y[:2]) for x, y in parts]
     proved = group_oracles.verdict((torch.cat([x for x, _ in few]), torch.cat([y for _, y in few])))
     assert proved[0]
+    if size == 2:
+        joined = sf.certify(
+            network(), data()[0], objective=sf.CrossEntropy(data()[1]), domain=sf.Ball(0.0)
+        ).to_dict()
+        close([expected["weights"][key] for key in CONSTANTS], [joined[key] for key in CONSTANTS])
     for part in outcome:
         close(part["answers"]["certificates"], expected)
         assert part["answers"]["certificates"] == outcome[0]["answers"]["certificates"]

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 import surefoot as sf
 from surefoot.graph import sharded
 from surefoot.graph.placed import Placed, norms
-from surefoot.processes import Processes
+from surefoot.processes import Processes, ProcessLost, answering
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +75,13 @@ def data() -> tuple[Tensor, Tensor]:
 
 def shards(model: nn.Module, group: Any) -> nn.Module:
     return fully_shard(model, mesh=DeviceMesh.from_group(group, "cpu"))
+
+
+def test_errors_of_a_model_are_its_own() -> None:
+    """Which is not lost because a matrix has another shape."""
+    with pytest.raises(RuntimeError, match="shapes") as caught, answering(model=True):
+        torch.ones(2, 3) @ torch.ones(2, 3)
+    assert not isinstance(caught.value, ProcessLost)
 
 
 def test_a_weight_that_is_computed_from_others(group: Any) -> None:

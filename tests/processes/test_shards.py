@@ -174,6 +174,31 @@ class Broken:
         yield from self._batches[1:]
 
 
+class Ending(nn.Tanh):
+    """A layer in which a process dies when it is told to."""
+
+    ends = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.ends:
+            os._exit(0)
+        return super().forward(x)
+
+
+def left(rank: int, batches: list[Any], group: Any) -> str:
+    """What a process says when another one dies in the middle of the model, while mini-batches train it."""
+    layer = Ending()
+    model = shards(
+        nn.Sequential(nn.Linear(6, 4), layer, nn.Linear(4, 3)).double(), DeviceMesh.from_group(group, "cpu")
+    )
+    training = ProvedEpochs(torch.optim.Adam, sf.CrossEntropy(), batches, model=model, burst=1, group=group)
+    training.step()
+    layer.ends = rank == 1
+    with pytest.raises(ProcessLost) as caught:
+        training.step()
+    return str(caught.value)
+
+
 class Refused(Exception):
     """Something that goes wrong on one process."""
 
@@ -186,7 +211,7 @@ def work(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     store = distributed.FileStore(f"{folder}/store", 3)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=3, timeout=timedelta(seconds=60))
-    group, kept = distributed.group.WORLD, list[Fetched]()
+    group, kept, pair = distributed.group.WORLD, list[Fetched](), distributed.new_group([0, 1])
     mesh = DeviceMesh.from_group(group, "cpu")
 
     class Counted(Fetched):
@@ -230,6 +255,8 @@ def work(rank: int, folder: str) -> None:
         found["lost"] = str(error)
     same = [torch.equal(part, value.to_local()) for part, value in zip(parts, model.parameters(), strict=True)]  # type: ignore[operator]
     found["unchanged"] = all(same) and len(before) == len(same)
+    torch.save(found, f"{folder}/{rank}.pt")
+    found["left"] = left(rank, mini_batches((data()[0][:12], data()[1][:12]), 5), pair)  # rank 1 dies, too
     torch.save(found, f"{folder}/{rank}.pt")
     os._exit(0)  # the group cannot be left in order
 
@@ -455,3 +482,4 @@ def test_what_goes_wrong_in_the_middle_of_a_pass(outcomes: list[dict[str, Any]])
     for part in outcomes[:2]:
         assert "start all of them again" in part["lost"]
         assert part["unchanged"]
+    assert "start all of them again" in outcomes[0]["left"]

@@ -25,11 +25,12 @@ import numpy as np
 
 from surefoot.calculus.forward import Pass, Step
 from surefoot.domains import Region
-from surefoot.magnitude import Magnitude
+from surefoot.magnitude import Magnitude, minimum
 from surefoot.norms import nonnegative_norm
 from surefoot.operations.call import Pair
 from surefoot.operations.record import LossFacts, record_of
 
+_ZERO = Magnitude.zero()
 Curvatures = Mapping[str, Mapping[Pair, Magnitude]]  # of each operation, by the name of its result
 
 
@@ -94,6 +95,27 @@ def terms(result: Pass, contracted: Curvatures, lipschitz: Mapping[str, Magnitud
             if not (amount.is_zero or left.is_zero or right.is_zero):
                 summands.append(Term(step, amount, left, right))
     return summands
+
+
+@dataclass(frozen=True)
+class Curvature:
+    r"""Bounds of a second derivative over a domain, of one function or of a sum.
+
+    With :math:`\hat H` the second derivative at the centre as computed, where it is known,
+    :math:`\|D^2F\| \le \min(\|M\|,\ \|\hat H\| + \min(v, \|V\|) + \rho)`.
+    """
+
+    matrix: Magnitude  # M, between variables or, of very many, between blocks
+    moved: Magnitude  # v, a bound on how far the second derivative may be from the one at the centre
+    variation: Magnitude  # V, bounds of the same between variables
+    rest: Magnitude = _ZERO  # :math:`\rho`, of the summands that :math:`\hat H` leaves out
+
+    def bounded(self, hessian: Magnitude) -> tuple[Magnitude, Magnitude]:
+        """The smoothness and the matrix between variables, given the norm at the centre with its error."""
+        smooth, norm = smoothness(self.matrix), hessian + self.rest
+        if norm < smooth:
+            norm = norm + minimum(self.moved, smoothness(self.variation))
+        return (norm, minimum(self.matrix, norm)) if norm < smooth else (smooth, self.matrix)
 
 
 def in_blocks(summands: list[Term], region: Region) -> list[Term]:

@@ -3,7 +3,7 @@
 * ``proving``: from the passes of the calculus to a certificate, on a given set or on a ball that is searched for;
   ``segments``: along a segment.
 * ``downhill``: a step that is proved on the segment against the gradient.
-* ``pieces``: the certificate of several batches, from one certificate per batch; ``summed``: their gradient.
+* ``pieces``: the certificate of several batches; ``added``: bounds of a sum; ``summed``: the gradient of a sum.
 * ``regularised``: the certificate with a function of the parameters added.
 * ``record``: :class:`Certificate`. ``rows``: its table, and the table as a tree of modules.
 * ``advice``: the verdict, what limits it, what would help. ``numbers``: how numbers are written.

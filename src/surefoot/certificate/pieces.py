@@ -1,43 +1,48 @@
-r"""The certificate of data in pieces, from those of the batches.
+r"""The certificate of data in pieces, from bounds of the batches.
 
 **An objective.** Let :math:`F = \sum_bw_bF_b` with :math:`w_b = W_b/\sum W_b` for a mean over samples
-(:mod:`surefoot.valuation.streamed`), and :math:`w_b = 1` for a sum. Then :math:`\|\nabla^2F\| \le
-\sum_bw_b\|\nabla^2F_b\|`, and likewise value, gradient and each pair of blocks: the constants are averages of
-those of the batches. So are κ of Gauss-Newton steps (what the model of :math:`F_b` misses is at most
-:math:`\frac{\kappa_b}2\|v\|^2`), the curvature :math:`\bar L` that a single move from the weights meets
-(:func:`surefoot.guarantees.seen_from_weights`), and the curvature S along the segment against the gradient of F
+(:mod:`surefoot.valuation.streamed`), and :math:`w_b = 1` for a sum. Where the effort makes them, the second
+derivatives of the batches at the weights are added up, and so is what bounds how far they move, before norms are
+taken (:mod:`surefoot.certificate.added`): L at the weights is that of the joined batch. Everything else is an
+average of what holds for the batches: bounds on the value, on the gradient, on each pair of variables, and κ of
+Gauss-Newton steps (what the model of :math:`F_b` misses is at most :math:`\frac{\kappa_b}2\|v\|^2`). The
+curvature :math:`\bar L` that a single move from the weights meets follows from L on balls inside
+(:func:`surefoot.guarantees.seen_from_weights`); S along the segment against the gradient of F is an average
 (:mod:`surefoot.certificate.downhill`). On a ball of radius r around the weights also :math:`\ell \le \|\nabla
-F(u_0)\| + Lr`.
+F(u_0)\| + Lr` and :math:`m \le |F(u_0)| + \ell r`.
 
 **A network.** Its outputs on all batches, one below the other, have derivatives with :math:`\|D\psi\|^2 \le
 \sum_b\|D\psi_b\|^2`, and so on: the constants are roots of sums of squares.
 
-Both are upper bounds. That of the joined batch may be smaller, where a bound is one of a norm of all samples
+All are upper bounds. That of the joined batch may be smaller, where a bound is one of a norm of all samples
 together, or larger, where Cauchy and Schwarz lose more over many samples than over few. The gradient at the
 weights is that of F itself, added up with its errors: so is the length of a step that stays in a ball. A
 regulariser is added once.
 
-The batches may lie with several processes: each sends the constants of its part, a few numbers for each block and
-each pair of them, and process 0 decides on which balls.
+The batches may lie with several processes: each sends the constants of its part, a few numbers for each pair of
+variables, and process 0 decides on which balls. Second derivatives of p numbers are added up over all processes,
+:math:`8p^2` bytes, once for all balls.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
-from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from surefoot.batches import Batches, digest_of, numbered, refuse_other_models, refuse_statistics
 from surefoot.calculus.analysis import Analysis
 from surefoot.calculus.effort import effort_named, in_gradients
+from surefoot.calculus.leaves import ordinary_device
 from surefoot.calculus.segment.along import Majorant
+from surefoot.certificate.added import Bounds, added, summed
 from surefoot.certificate.downhill import Downhill
-from surefoot.certificate.proving import longest_proved, proved_of, refuse_penalty
+from surefoot.certificate.proving import Proof, from_weights, longest_proved, refuse_penalty
 from surefoot.certificate.record import Certificate
 from surefoot.certificate.regularised import Penalty, regularised
 from surefoot.certificate.summed import ProvedSum
@@ -46,6 +51,8 @@ from surefoot.errors import EvaluationError, UnsupportedOperation
 from surefoot.graph.fetched import Fetched, opened
 from surefoot.graph.outline import is_outline
 from surefoot.magnitude import Magnitude, minimum, stack
+from surefoot.norms import frobenius_norm
+from surefoot.norms.verified import symmetric_norm
 from surefoot.processes import Processes
 from surefoot.valuation.streamed import is_weightless, refuse_objective, weight_of
 
@@ -54,12 +61,16 @@ from surefoot.valuation.streamed import is_weightless, refuse_objective, weight_
 class _Part:
     """What one process knows: the sum over its batches, by weight, and the penalty, where it has any.
 
-    They are sent as fields: what is copied as a :class:`Certificate` is complete, and keeps no functions.
+    A certificate is sent as its fields: what is copied as such is complete, and keeps no functions.
     """
 
-    fields: dict[str, Any] | None = None
+    balls: dict[float, Bounds] = field(default_factory=dict)  # by radius, and on the domain itself by infinity
     total: Fraction = Fraction(0)
     penalty: dict[str, Any] | None = None
+    summed: tuple[int, ...] = ()  # the batches whose second derivatives at the centre are added up
+    size: int = 0  # the number of rows of these
+    amount: float = 0.0  # the sum of their norms
+    error: Magnitude = field(default_factory=Magnitude.zero)  # a bound on the norm of their error
 
 
 class InPieces:
@@ -93,10 +104,16 @@ class InPieces:
         refuse_penalty(regularizer, is_objective=objective is not None)
         self.model, self.batches, self.objective, self.processes = model, batches, objective, processes
         self.regularizer, self.weights = regularizer, weights
-        self._named = effort_named(effort)
-        once = self._named.operations / 4  # where every ball starts from the weights again
-        self.effort = replace(self._named, shells=0, downhill=False, composed=0.0, operations=once)
+        named = self._named = effort_named(effort)
+        # every ball of a search starts from the weights again, and has all of its shells at once
+        parts = max(named.parts, min(named.shells, 2 * named.parts))
+        self.effort = replace(
+            named, shells=0, downhill=False, composed=0.0, operations=named.operations / 2, parts=parts
+        )
         self._summed: ProvedSum | None = None
+        self._sum: Tensor | None = None  # of second derivatives at the centre, over the batches that are here
+        self._norms: dict[tuple[tuple[int, ...], ...], Magnitude] = {}  # of such sums over all processes
+        self._cost = 0
 
     def certify(self, domain: Domain | Box | Segment | None) -> Certificate:
         """On a domain; by default, for an objective, the ball on which the longest step can be proved.
@@ -107,8 +124,8 @@ class InPieces:
         """
         if isinstance(domain, Segment):
             raise DomainError("a segment is about one batch: for data in pieces use surefoot.Ball or a box")
-        if isinstance(domain, Ball) and domain.radius == 0:
-            self.effort = replace(self.effort, composed=self._named.composed)
+        if domain is not None:
+            self.effort = replace(self._named, downhill=False)
 
         def lead() -> Certificate:
             if self.objective is None:
@@ -173,28 +190,55 @@ class InPieces:
         """What all processes say together about a domain."""
         several = self.processes
         parts = [self._here(domain)] if several is None else several.gathered(lambda: self._here(domain))
-        found = [Certificate(**part.fields) for part in parts if part.fields is not None]
         total = sum((part.total for part in parts), Fraction(0))
+        found = _joined([part.balls for part in parts if part.balls], stacked=self.objective is None)
         if not found or not total:
             raise EvaluationError("no batch has a sample with a weight: there is nothing to certify")
-        whole = _added([(Magnitude.of(1.0), one) for one in found], stacked=self.objective is None)
-        if self.objective is not None:
-            whole = _added([(_up(Fraction(1) / total), whole)]) if self.is_mean else whole
-            if whole.radius is not None:
-                norms = self._gradient().norms()
-                whole = replace(whole, block_gradients=norms)
-                if isinstance(whole.radius, float):
-                    reached = whole.smoothness * whole.radius + math.hypot(*norms.values()) * (1 + 1e-12)
-                    whole = replace(whole, lipschitz=minimum(whole.lipschitz, reached))
-        added = next((part.penalty for part in parts if part.penalty is not None), None)
-        if added is None:
+        if self.objective is None:
+            return found[math.inf].certificate
+        around = isinstance(domain, Ball) and domain.center == "present"
+        hessian, share = self._hessian(parts, around), _up(1 / total) if self.is_mean else Magnitude.of(1.0)
+        balls = {radius: summed([(share, one)]) for radius, one in found.items()}
+        whole = balls[math.inf].certified(hessian * share)
+        self._cost += whole.gradients or 0
+        whole = replace(whole, gradients=whole.gradients and self._cost)
+        if whole.radius is not None:
+            whole = replace(whole, block_gradients=self._gradient().norms())
+        if isinstance(whole.radius, float):
+            inner = [(r, one.curvature.bounded(hessian * share)[0]) for r, one in balls.items() if r < math.inf]
+            whole = _near(whole, balls[math.inf].value, inner)
+        given = next((part.penalty for part in parts if part.penalty is not None), None)
+        if given is None:
             return whole
-        penalty = Certificate(**added)
+        penalty = Certificate(**given)
         sizes, more = whole.block_gradients, penalty.block_gradients
         gradients = sizes and more and {p: math.nextafter(size + more[p], math.inf) for p, size in sizes.items()}
-        summed = _added([(Magnitude.of(1.0), one) for one in (whole, penalty)])
+        both = added([(Magnitude.of(1.0), one) for one in (whole, penalty)])
         damping, name = whole.make_damping, repr(self.regularizer)
-        return replace(summed, block_gradients=gradients, make_damping=damping, regularizer=name)
+        return replace(both, block_gradients=gradients, make_damping=damping, regularizer=name)
+
+    def _hessian(self, parts: Sequence[_Part], around: bool) -> Magnitude:
+        """A bound on the norm of the weighted sum of second derivatives at the centre, of all batches with one.
+
+        All processes call this. Sums of k matrices times weights are off by at most (k + 2)u times the sum of the
+        Frobenius norms.
+        """
+        which, mine = tuple(part.summed for part in parts), self._sum
+        self._sum = None
+        if not any(which):
+            return Magnitude.zero()
+        if not around or which not in self._norms:
+            size = max(part.size for part in parts)
+            if mine is None:
+                device = next(self.model.parameters()).device
+                mine = torch.zeros(size, size, dtype=torch.float64, device=device)
+            if self.processes is not None:
+                self.processes.add([mine])
+            error = stack([part.error for part in parts]).sum()
+            amount = math.fsum(part.amount for part in parts) * (1 + 1e-9)
+            count = sum(map(len, which)) + len(parts) + 4
+            self._norms[which] = error + amount * count * 2.0**-52 + symmetric_norm(mine)
+        return self._norms[which]
 
     @property
     def is_mean(self) -> bool:
@@ -202,18 +246,39 @@ class InPieces:
         return self.objective.options["reduction"] in ("mean", "entries")
 
     def _here(self, domain: Domain | Box) -> _Part:
-        """The certificates of the batches that are here, added up."""
-        part = _Part()
+        """What the batches that are here add."""
+        part, self._sum = _Part(), None
         with opened(self.weights):
             for number, analysis, weight in self._analyses():
-                with numbered(number):
-                    found = proved_of(analysis, domain, self.effort)
-                before = [] if part.fields is None else [(Magnitude.of(1.0), Certificate(**part.fields))]
-                part.fields = _fields(_added([*before, (_up(weight), found)], stacked=self.objective is None))
-                part.total += weight
-                if self.regularizer is not None and part.penalty is None:
-                    part.penalty = _fields(self._penalty(analysis, found, domain))
+                with numbered(number), ordinary_device():
+                    proof = Proof(analysis, domain, self.effort, keep=self.objective is not None)
+                    self._add(part, number, proof, weight, domain)
+                    if self.regularizer is not None and part.penalty is None:
+                        certificate = part.balls[math.inf].certificate
+                        part.penalty = _fields(self._penalty(analysis, certificate, domain))
         return part
+
+    def _add(self, part: _Part, number: int, proof: Proof, weight: Fraction, domain: Domain | Box) -> None:
+        """Add one batch."""
+        balls: dict[float, Bounds] = {}
+        for radius in proof.inside(domain):
+            balls[radius], _ = proof.on(Ball(radius))
+            if not balls[radius].certificate.smoothness.is_finite:  # nor is it on any larger one
+                break
+        last, _ = proof.on(domain)
+        inside = replace(last.certificate, weights_inside=proof.holds_weights(domain))
+        balls[math.inf] = replace(last, certificate=inside)
+        hessian = None if proof.centre.found is None else proof.centre.found.hessian
+        if hessian is not None:
+            values = hessian.matrix.mul_(float(weight))
+            self._sum = values if self._sum is None else self._sum.add_(values)
+            part.summed, part.size = (*part.summed, number), len(values)
+            part.amount += frobenius_norm(values)
+            part.error = part.error + hessian.error * _up(weight)
+        known = hessian is not None
+        found = {radius: summed([(_up(weight), one.summand(known))]) for radius, one in balls.items()}
+        part.balls = _joined([part.balls, found], stacked=self.objective is None) if part.balls else found
+        part.total += weight
 
     def _analyses(self) -> Iterator[tuple[int, Analysis, Fraction]]:
         """The number, the analysis and the weight of each batch that is here and has a weight."""
@@ -232,7 +297,7 @@ class InPieces:
         """That of the regulariser alone."""
         assert self.regularizer is not None
         balls = analysis.balls_around(domain) if isinstance(domain, Box) else domain
-        nothing = _added([(Magnitude.zero(), replace(like, gradients=0))])
+        nothing = added([(Magnitude.zero(), replace(like, gradients=0))])
         empty = replace(nothing, block_gradients=dict.fromkeys(like.block_lipschitz, 0.0))
         return regularised(empty, self.regularizer, analysis.variables(), analysis.enclosed(balls)[0])
 
@@ -257,41 +322,6 @@ class InPieces:
         return self._gradient() if word[0] == "gradient" else self._gradient().bent_here(word[1])
 
 
-def _added(parts: Sequence[tuple[Magnitude, Certificate]], *, stacked: bool = False) -> Certificate:
-    """The certificate of a weighted sum, or of outputs below each other; without a table."""
-    first = parts[0][1]
-
-    def total(read: Callable[[Certificate], Magnitude]) -> Magnitude:
-        together = stack([weight * read(one) for weight, one in parts])
-        return together.norm(axis=0) if stacked else together.sum(axis=0)
-
-    costs = [one.gradients for _, one in parts]
-    damping: Callable[[], Any] | None = None
-    if not stacked and all(one.make_damping is not None for _, one in parts):
-        pairs = [(weight, one.make_damping()) for weight, one in parts if one.make_damping is not None]
-        composite = stack([weight * value for weight, (value, _) in pairs]).sum()
-        damping = partial(tuple, (composite, all(quadratic for _, (_, quadratic) in pairs)))
-    return replace(
-        first,
-        one_step=total(_of_one_step) if not stacked and any(one.one_step for _, one in parts) else None,
-        gradient_step=None,
-        bound=total(lambda one: one.bound),
-        lipschitz=total(lambda one: one.lipschitz),
-        smoothness=total(lambda one: one.smoothness),
-        block_lipschitz={p: total(lambda one: one.block_lipschitz[p]) for p in first.block_lipschitz},  # noqa: B023
-        block_smoothness=total(lambda one: one.block_smoothness),
-        reasons=tuple(dict.fromkeys(reason for _, one in parts for reason in one.reasons)),
-        remarks=tuple(dict.fromkeys(remark for _, one in parts for remark in one.remarks)),
-        scalar=first.scalar and not stacked,
-        nonnegative=all(one.nonnegative for _, one in parts),
-        block_gradients=None,
-        curvature=None,
-        gradients=None if any(cost is None for cost in costs) else sum(cost or 0 for cost in costs),
-        make_rows=tuple,
-        make_damping=damping,
-    )
-
-
 def _fields(certificate: Certificate) -> dict[str, Any]:
     return {one.name: getattr(certificate, one.name) for one in fields(certificate)}
 
@@ -303,8 +333,21 @@ def _bound(down: Downhill, analysis: Analysis, length: float) -> Majorant:
         return Majorant(math.nan, 0.0, math.inf, math.nan, length, math.inf)
 
 
-def _of_one_step(certificate: Certificate) -> Magnitude:
-    return certificate.smoothness if certificate.one_step is None else certificate.one_step
+def _joined(parts: Sequence[dict[float, Bounds]], *, stacked: bool) -> dict[float, Bounds]:
+    """The sums, on all balls that every part knows of."""
+    common = [radius for radius in parts[0] if all(radius in part for part in parts)] if parts else []
+    return {r: summed([(Magnitude.of(1.0), part[r]) for part in parts], stacked=stacked) for r in common}
+
+
+def _near(found: Certificate, value: Magnitude, inner: list[tuple[float, Magnitude]]) -> Certificate:
+    """The certificate on a ball around the weights, with what follows from the value and the gradient there."""
+    radius, gradients = found.radius, found.block_gradients
+    assert isinstance(radius, float)
+    assert gradients is not None
+    reached = found.smoothness * radius + math.hypot(*gradients.values()) * (1 + 1e-12)
+    lipschitz = minimum(found.lipschitz, reached)
+    found = replace(found, lipschitz=lipschitz, bound=minimum(found.bound, value + lipschitz * radius))
+    return from_weights(found, radius, inner) if inner else found
 
 
 def _up(number: Fraction) -> Magnitude:

@@ -16,6 +16,7 @@ from surefoot import guarantees
 from surefoot.calculus.adjoint.bounds import Centre, dense_centre, scalar_bounds
 from surefoot.calculus.analysis import Analysis
 from surefoot.calculus.assemble import (
+    Curvature,
     Term,
     assemble,
     by_block,
@@ -42,6 +43,7 @@ from surefoot.calculus.forward import Pass, Shared
 from surefoot.calculus.increments import input_gain
 from surefoot.calculus.leaves import Wrt, ordinary_device
 from surefoot.calculus.segment.along import Along
+from surefoot.certificate.added import Bounds
 from surefoot.certificate.downhill import gradient_step
 from surefoot.certificate.record import Certificate, Row
 from surefoot.certificate.regularised import Penalty, regularised
@@ -108,11 +110,11 @@ def _through_shells(
     ahead = 0.0  # how much further than the edge the step would go
     for k in range(1, effort.shells + 1):
         radius = k * width
-        certificate = _from_weights(certify(Ball(radius)), radius, inner)
+        certificate = from_weights(certify(Ball(radius)), radius, inner)
         beyond = gradient * guarantees.inverse_of_one_step(certificate) - radius
         if beyond < 0:
             radius = max(radius - width * beyond / (beyond - ahead), width / 2)
-            certificate = _from_weights(certify(Ball(radius)), radius, inner)
+            certificate = from_weights(certify(Ball(radius)), radius, inner)
         best = max(best, certificate, key=lambda each: each.step_size)
         if beyond < 0:
             break
@@ -121,7 +123,7 @@ def _through_shells(
     return best
 
 
-def _from_weights(certificate: Certificate, radius: float, inner: list[tuple[float, Magnitude]]) -> Certificate:
+def from_weights(certificate: Certificate, radius: float, inner: list[tuple[float, Magnitude]]) -> Certificate:
     """The certificate with the curvature that is seen from the weights, given the bounds on balls inside."""
     return replace(certificate, one_step=guarantees.seen_from_weights([*inner, (radius, certificate.smoothness)]))
 
@@ -160,6 +162,72 @@ def certify_proved(
     return proved_of(Analysis.of(model, x, objective), domain, spent, wrt, input_norm, regularizer)
 
 
+class Proof:
+    """What is proved of one function over domains with one centre.
+
+    Args:
+        analysis: the function.
+        domain: the last of these domains; ``None`` for balls around the weights that are searched for.
+        spent: what it may cost.
+        wrt: what varies.
+        input_norm: see :func:`surefoot.certify`.
+        keep: whether second derivatives at the centre are kept, instead of their norms.
+
+    Attributes:
+        has_gradient: whether the function is real-valued, with values at hand.
+        at_weights: whether it has a gradient, and domains are balls around the weights.
+        centre: what is known there.
+    """
+
+    def __init__(
+        self,
+        analysis: Analysis,
+        domain: Domain | Box | None,
+        spent: Effort,
+        wrt: Wrt = "params",
+        input_norm: float | None = None,
+        keep: bool = False,
+    ) -> None:
+        self.analysis, self.wrt, self._norm, self._shared = analysis, wrt, input_norm, Shared()
+        around = domain is None or (isinstance(domain, Ball) and domain.center == "present")
+        self.has_gradient = analysis.reading.is_scalar and analysis.has_values and input_norm is None
+        self.at_weights = around and self.has_gradient
+        alone = self.at_weights and isinstance(domain, Ball) and domain.radius == 0
+        dense = None
+        if spent.directions and self.at_weights:
+            tried = 1 if alone else 1 + spent.balls if domain is None else spent.parts
+            here = analysis.over(Ball(0.0), wrt, shared=self._shared)
+            dense = dense_centre(here, spent, keep, tried)
+            spent = spent.searching(len(here.steps)) if dense is not None else spent
+        self.spent, self.centre = spent, Centre(spent, dense, alone, keep)
+
+    def over(self, domain: Domain) -> Pass:
+        """The forward pass over a domain."""
+        shared = self._shared if domain.center == "present" else None
+        return self.analysis.over(domain, self.wrt, self._norm, shared)
+
+    def on(self, domain: Domain | Box) -> tuple[Bounds, Pass]:
+        """What is proved on a domain, and the forward pass over it."""
+        balls = self.analysis.balls_around(domain, self.wrt) if isinstance(domain, Box) else domain
+        result = self.over(balls)
+        bounds = bounds_of(result, balls, self.wrt, self.centre)
+        notes = remarks(self.analysis.reading.graph.nodes, lambda: result.enclosures)
+        certificate = replace(bounds.certificate, remarks=notes, domain=str(domain))
+        return replace(bounds, certificate=certificate), result
+
+    def inside(self, domain: Domain | Box) -> list[float]:
+        """The radii of the balls inside a domain that are looked at before it."""
+        if not (isinstance(domain, Ball) and domain.radius > 0 and self.at_weights and self.spent.parts > 1):
+            return []
+        shells = self.centre.shells(self.over(domain))
+        return [domain.radius * k / shells for k in range(1, shells)]
+
+    def holds_weights(self, domain: Domain | Box) -> bool | None:
+        """Whether the present weights, or inputs, lie in a domain; ``None`` if they are not known."""
+        here = self.analysis
+        return here.is_in_box(domain, self.wrt) if isinstance(domain, Box) else here.is_inside(domain, self.wrt)
+
+
 def proved_of(
     analysis: Analysis,
     domain: Domain | Box | None,
@@ -170,51 +238,32 @@ def proved_of(
 ) -> Certificate:
     """The certificate of an analysis over any domain but a segment."""
     refuse_penalty(regularizer, is_objective=wrt == "params" and analysis.reading.is_scalar)
-    shared = Shared()
-
-    def on(domain: Domain) -> Certificate:
-        result = analysis.over(domain, wrt, input_norm, shared if domain.center == "present" else None)
-        notes = remarks(analysis.reading.graph.nodes, lambda: result.enclosures)
-        certificate = replace(certificate_of(result, domain, wrt, centre), remarks=notes)
-        if regularizer is None:
-            return certificate
-        return regularised(certificate, regularizer, analysis.variables(wrt), result.enclosures)
-
     with ordinary_device():
-        around = domain is None or (isinstance(domain, Ball) and domain.center == "present")
-        has_gradient = analysis.reading.is_scalar and analysis.has_values and input_norm is None
-        at_weights = around and has_gradient
-        alone = at_weights and isinstance(domain, Ball) and domain.radius == 0
-        dense = None
-        if spent.directions and at_weights:
-            tried = 1 if alone else 1 + spent.balls if domain is None else spent.parts
-            here = analysis.over(Ball(0.0), wrt, shared=shared)
-            dense = dense_centre(here, spent, balls=tried)
-            spent = spent.searching(len(here.steps)) if dense is not None else spent
-        centre = Centre(spent, dense, alone)
-        if isinstance(domain, Box):
-            balls = analysis.balls_around(domain, wrt)
-            inside = analysis.is_in_box(domain, wrt)
-            return replace(on(balls), domain=str(domain), weights_inside=inside)
+        proof = Proof(analysis, domain, spent, wrt, input_norm)
+        centre, downhill = proof.centre, proof.spent.downhill and regularizer is None and wrt == "params"
+
+        def on(domain: Domain | Box) -> Certificate:
+            bounds, result = proof.on(domain)
+            if regularizer is None:
+                return bounds.certificate
+            return regularised(bounds.certificate, regularizer, analysis.variables(wrt), result.enclosures)
+
         if domain is not None:
             inner: list[tuple[float, Magnitude]] = []
-            if isinstance(domain, Ball) and domain.radius > 0 and at_weights:
-                shells = centre.shells(analysis.over(domain, wrt, shared=shared)) if spent.parts > 1 else 1
-                for radius in (domain.radius * k / shells for k in range(1, shells)):
-                    inner.append((radius, on(Ball(radius)).smoothness))
-                    if not inner[-1][1].is_finite:  # nor is it on any larger one
-                        break
+            for radius in proof.inside(domain):
+                inner.append((radius, on(Ball(radius)).smoothness))
+                if not inner[-1][1].is_finite:  # nor is it on any larger one
+                    break
             certificate = on(domain)
             if isinstance(domain, Ball) and inner:
-                certificate = _from_weights(certificate, domain.radius, inner)
-            descends = certificate.step_size and wrt == "params" and regularizer is None
-            if spent.downhill and at_weights and descends:
+                certificate = from_weights(certificate, domain.radius, inner)
+            if downhill and proof.at_weights and certificate.step_size:
                 certificate = with_gradient_step(certificate, analysis, centre)
-            return replace(certificate, weights_inside=analysis.is_inside(domain, wrt))
-        if wrt != "params" or not has_gradient:
+            return replace(certificate, weights_inside=proof.holds_weights(domain))
+        if wrt != "params" or not proof.has_gradient:
             return on(ProductBall(1.0))
-        certificate = longest_proved(on, spent)
-        if spent.downhill and regularizer is None:
+        certificate = longest_proved(on, proof.spent)
+        if downhill:
             return with_gradient_step(certificate, analysis, centre)
         return replace(certificate, gradients=certificate.gradients and centre.cost)
 
@@ -235,7 +284,11 @@ def refuse_penalty(penalty: Penalty | None, *, is_objective: bool) -> None:
 
 def certificate_of(result: Pass, domain: Domain, wrt: str, centre: Centre | None = None) -> Certificate:
     """The certificate of the stacked outputs of a forward pass; ``centre`` holds derivatives at its centre."""
-    centre = Centre() if centre is None else centre
+    return bounds_of(result, domain, wrt, Centre() if centre is None else centre).certificate
+
+
+def bounds_of(result: Pass, domain: Domain, wrt: str, centre: Centre) -> Bounds:
+    """The same, with what may be added up over batches."""
     ends = [result.enclosures[name] for name in result.outputs]
     lipschitz = stack([e.lipschitz for e in ends]).norm(axis=0)
     gain = Magnitude.of(input_gain(result)) if wrt == "input" else Magnitude.infinity()
@@ -246,20 +299,22 @@ def certificate_of(result: Pass, domain: Domain, wrt: str, centre: Centre | None
     matrix = (
         assemble(in_blocks(summands, region), len(blocks)) if many else assemble(summands, len(region.variables))
     )
-    smooth = smoothness(matrix)
+    moved = variation = hessian = infinite = Magnitude.infinity()
     if adjoint is not None:
+        summands = adjoint.summands if smoothness(adjoint.matrix) <= smoothness(matrix) else summands
         lipschitz, matrix = minimum(lipschitz, adjoint.gradient), minimum(matrix, adjoint.matrix)
-        summands = adjoint.summands if smoothness(adjoint.matrix) <= smooth else summands
-        smooth = smoothness(matrix)
-        if adjoint.norm is not None and adjoint.norm < smooth:
-            smooth, matrix = adjoint.norm, minimum(matrix, adjoint.norm)
-    lipschitz = minimum(lipschitz, gain)
-    return Certificate(
+        moved = infinite if adjoint.moved is None else adjoint.moved
+        variation = infinite if adjoint.variation is None else adjoint.variation
+        hessian = infinite if centre.found is None else centre.found.norm
+    lipschitz, members = minimum(lipschitz, gain), None if many else tuple(blocks.values())
+    curvature = Curvature(matrix, moved, variation if variation.shape else matrix + variation)
+    smooth, matrix = curvature.bounded(hessian)
+    certificate = Certificate(
         bound=stack([e.bound for e in ends]).norm(),
         lipschitz=lipschitz.norm(),
         smoothness=smooth,
         block_lipschitz={path: lipschitz[list(members)].norm() for path, members in blocks.items()},
-        block_smoothness=matrix if many else by_block(matrix, list(blocks.values())),
+        block_smoothness=matrix if members is None else by_block(matrix, members),
         reasons=() if smooth.is_finite else tuple(reasons(summands)),
         domain=str(domain),
         wrt=wrt,
@@ -272,6 +327,8 @@ def certificate_of(result: Pass, domain: Domain, wrt: str, centre: Centre | None
         make_rows=lambda: _rows(result, summands, smooth, gain),
         make_damping=damping_of(result),
     )
+    value = stack([e.centre_norm + e.error for e in ends]).norm()
+    return Bounds(certificate, region.variables, members, value, curvature)
 
 
 def _rows(result: Pass, summands: Sequence[Term], smooth: Magnitude, gain: Magnitude) -> list[Row]:

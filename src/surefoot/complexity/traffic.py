@@ -5,6 +5,8 @@ sends and all hand over
 
 * pull-back: the slope, d numbers; gradients, p numbers in double precision, added up;
 * push-forward: the direction, p numbers; outputs, d numbers, added up row by row;
+* certificate that follows all directions (:mod:`surefoot.certificate.pieces`): second derivatives, p² numbers, and
+  a gradient, added up once; some thousand bytes for each ball;
 * Gram matrix (:mod:`surefoot.oracles.gram_pieces`): what linear layers read, and their slopes for each output of a
   sample. Process 0 sends nothing, the others their share.
 
@@ -56,6 +58,11 @@ class Traffic:
     def descent(self) -> tuple[int, int]:
         """Bytes of a pass of proved descent: weights are sent, gradients added up."""
         return (self.width + _DOUBLE) * self.parameters, _DOUBLE * self.parameters
+
+    @property
+    def hessian(self) -> tuple[int, int]:
+        """Bytes of a gradient and a second derivative at the weights, for certificates."""
+        return (_DOUBLE * (self.parameters + self.parameters**2),) * 2
 
     @property
     def gram(self) -> tuple[int, int]:

@@ -7,7 +7,7 @@ Losses, values and lengths are sums over the processes in one order, so that all
 loader has ended takes part with a batch that it had, or got, which counts nothing.
 
 What is raised in a forward pass on one process leaves the others waiting for its parts, up to the time-out of the
-group. What loaders and losses raise is raised on all.
+group, and then they say that it is lost. What loaders and losses raise is raised on all.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ class ShardedBatches(NumberedBatches):
         idle = self._held[number] is None
         x, y = (self._idle, None) if idle else self._held[number]
         with evaluating(self.model) if idle else nullcontext(), torch.set_grad_enabled(backward):
-            outputs = outputs_of(self.model, x)
+            with answering(model=True):
+                outputs = outputs_of(self.model, x)
 
             def lost() -> tuple[Tensor, Fraction]:
                 weight = Fraction(0) if idle else batch_weight(self.objective, outputs, as_targets(y))

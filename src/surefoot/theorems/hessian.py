@@ -162,9 +162,9 @@ class Written:
     def of(analysis: Analysis) -> Written | None:
         """The Hessian of a real-valued function; ``None`` if an operation has no proved second derivative."""
         dense = dense_centre(analysis.over(Ball(0.0)), HIGH, keep=True)
-        if dense is None or dense.hessian is None or dense.error is None:
+        if dense is None or dense.hessian is None:
             return None
-        return Written(analysis, dense, dense.hessian, dense.error)
+        return Written(analysis, dense, dense.hessian.matrix, dense.hessian.error)
 
     def apart(self, radius: float) -> float:
         """A bound on the distance from what is written to the Hessian anywhere on a ball."""

@@ -137,6 +137,21 @@ def test_no_point_of_the_ball_is_outside(name: str, loss: str) -> None:
             assert bound <= 0.2 * norm
 
 
+@pytest.mark.parametrize(("layer", "effort"), [(nn.Conv1d, "normal"), (nn.Linear, "high")])
+def test_weights_that_many_equal_samples_read(layer: Callable[..., nn.Module], effort: str) -> None:
+    r"""The mean over equal samples is the function of one, here :math:`\frac12u^2v^2` at (1, 1): its second
+    derivative at (s, s) is :math:`s^2(1\ 2;\ 2\ 1)`, of the norm 3s².
+    """
+    shape = (1,) if layer is nn.Linear else (1, 1)
+    model = nn.Sequential(layer(1, 1, *shape[1:], bias=False), layer(1, 1, *shape[1:], bias=False)).double()
+    for parameter in model.parameters():
+        nn.init.ones_(parameter)
+    for count in (1, 100):
+        x = torch.ones(count, *shape, dtype=D)
+        found = sf.certify(model, x, objective=sf.Square(0 * x), domain=sf.Ball(0.05), effort=effort)
+        assert 3 * (1 + 0.05 / 2**0.5) ** 2 <= float(found.smoothness) <= 3.4
+
+
 @pytest.mark.parametrize("name", ["layer", "batch", "shared", "attention"])
 def test_shells_add_up_to_less_and_to_enough(name: str) -> None:
     case = Case(name, "entropy", seed=2)

@@ -41,7 +41,8 @@ f'')\|` and p the length of the path of X
 .. math:: \|\nabla^2F(u) - \nabla^2F(u_0)\| \le \sum_z \tau\,a(a + 2p) + \sum_{\text{shells}}3(r - r')\,b\,C\,a^2 ,
 
 where each sum is over the samples if they are separate; a sum of products of three or two factors over samples
-is at most the largest of one factor times the norms of the others. Weights that are variables have X = 1 on their
+is at most the largest of one factor times the norms of the others, if each sample has factors of its own: a weight
+is the same for all, and its norm over the samples is not 1. Weights that are variables have X = 1 on their
 part of the variables, so that sums over layers of what they do are norms, not sums.
 
 Both this and the sum of changes of products bound the variation; the smaller counts. The first starts from the
@@ -417,7 +418,7 @@ class Around:
         parts = [slopes, x, y]
         each = [part.each(self.count) for part in parts]
         found = [whole, amount * (each[0] * each[1] * each[2]).sum()]
-        for k, rows in enumerate(each):
+        for k, rows in enumerate(each if self.variables.isdisjoint(step.names[slot] for slot in pair) else ()):
             others = [part.whole for j, part in enumerate(parts) if j != k]
             found.append(amount * rows.max() * others[0] * others[1])
         e, costate = self.result.enclosures[step.names[pair[0]]], self.costates[step.node.name]

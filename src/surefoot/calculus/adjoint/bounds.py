@@ -22,7 +22,7 @@ from surefoot.calculus.adjoint.cotangents import Cotangents, cotangents
 from surefoot.calculus.adjoint.dense import Dense, derivatives_at_centre
 from surefoot.calculus.adjoint.samples import Samples, samples
 from surefoot.calculus.adjoint.tangents import Ways, tangents
-from surefoot.calculus.assemble import Term, assemble, smoothness, terms
+from surefoot.calculus.assemble import Term, assemble, terms
 from surefoot.calculus.effort import AROUND_DIRECTIONS, AROUND_SAMPLES, NORMAL, ONE_BALL, Effort, in_gradients
 from surefoot.calculus.forward import Pass
 from surefoot.enclosure import Enclosure
@@ -41,7 +41,7 @@ class ScalarBounds:
     matrix: Magnitude  # of bounds of the second derivative
     # of bounds of how far it may be from that at the centre; ``None`` if they are not known
     variation: Magnitude | None = None
-    norm: Magnitude | None = None  # on that of the second derivative, where more is known than the matrix says
+    moved: Magnitude | None = None  # a bound on the norm of that, from derivatives along all directions
 
     def by_block(self, blocks: Mapping[str, Sequence[int]]) -> dict[str, float]:
         """The norm of the gradient at the centre, per block of variables."""
@@ -55,15 +55,23 @@ class Centre:
         effort: what it may cost.
         dense: derivatives along all directions (:func:`dense_centre`), if domains are balls of all variables.
         alone: whether there is no other domain than the centre.
+        keep: whether second derivatives are kept, instead of their norms.
     """
 
-    def __init__(self, effort: Effort = NORMAL, dense: Dense | None = None, alone: bool = False) -> None:
-        self.effort, self.dense, self._alone = effort, dense, alone
+    def __init__(
+        self, effort: Effort = NORMAL, dense: Dense | None = None, alone: bool = False, keep: bool = False
+    ) -> None:
+        self.effort, self.dense, self._alone, self._keep = effort, dense, alone, keep
         self.cost = 0 if dense is None else in_gradients(directions=dense.directions)
         self._balls: list[Around] = []
         self.ways: list[Ways] = []
         self._by_sample: tuple[Samples, SampleCentre] | None = None
         self._asked = False
+
+    @property
+    def found(self) -> Dense | SampleCentre | None:
+        """What has the norm of the second derivative, or the second derivative itself."""
+        return self.dense or (None if self._by_sample is None else self._by_sample[1])
 
     def around(self, result: Pass, at: Backward) -> Around:
         """How far the second derivative moves on a ball: sharper if smaller ones were asked for just before."""
@@ -120,7 +128,7 @@ class Centre:
             return None
         lengths = [result.enclosures[name].numel for name in result.region.variables]
         whole = self.dense is None and self.effort.adds_up(sum(lengths), len(found.injected[0]))
-        centre = at_the_centre(found, len(lengths), round_off(result), lengths if whole else ())
+        centre = at_the_centre(found, len(lengths), round_off(result), lengths if whole else (), self._keep)
         widths, weights = zip(*((source.width, source.matrix.numel()) for source in found.sources), strict=True)
         self.cost += in_gradients(widths, sum(weights), numbers=sum(lengths) if whole else 0)
         return found, centre
@@ -133,16 +141,12 @@ def scalar_bounds(result: Pass, centre: Centre | None = None) -> ScalarBounds | 
         return None
     first, centre = result, Centre(_BY_ENTRIES) if centre is None else centre
     result, found, back = _costates(result, at, centre)
-    norm, dense = None, centre.dense
+    moved, dense = None, centre.dense
     centre.cost += ONE_BALL if back is None else ONE_BALL + AROUND_SAMPLES
-    if back is not None:
-        norm = back.norm
     if dense is not None:
         centre.cost += AROUND_DIRECTIONS
         at_centre = all(radius == 0 for _, radius in first.region.groups)
-        norm = dense.norm + (dense.offset if at_centre else centre.around(first, at).moved)
-        if back is not None:
-            norm = minimum(norm, dense.norm + smoothness(back.variation))
+        moved = dense.offset if at_centre else centre.around(first, at).moved
     reached = [step for step in result.steps if step.node.name in found]
     bends = {step.node.name: contracted(step, found[step.node.name]) for step in reached}
     slopes, weighted = centre.slopes(result, found)
@@ -160,7 +164,7 @@ def scalar_bounds(result: Pass, centre: Centre | None = None) -> ScalarBounds | 
         summands=[replace(term, step=term.step.light) for term in summands],
         matrix=whole if back is None else minimum(whole, back.matrix),
         variation=None if back is None else back.variation,
-        norm=norm,
+        moved=moved,
     )
 
 

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from surefoot.calculus.adjoint.samples import Samples, Source
+from surefoot.calculus.adjoint.samples import Hessian, Samples, Source
 from surefoot.enclosure import row_norms
 from surefoot.magnitude import Magnitude
 from surefoot.norms import frobenius_norm, spectral_norm
@@ -101,7 +101,8 @@ class Centre:
     jacobians: dict[str, Magnitude]  # norms of the derivatives of some tensors in the injections, samples × layers
     curvature: Magnitude  # norms of the second derivatives in the injections, samples × layers × layers
     error: float  # the relative round-off, as a part of what products of norms give
-    norm: Magnitude  # of the second derivative; infinite if it was not added up
+    norm: Magnitude  # of the second derivative; infinite if it was not added up, or is kept
+    hessian: Hessian | None = None  # the second derivative, if it is kept
 
 
 class Assembled:
@@ -157,16 +158,19 @@ class Assembled:
         self.amount = self.amount + sizes.sum() * 2.0
 
     @property
-    def norm(self) -> Magnitude:
-        """That of the matrix."""
+    def hessian(self) -> Hessian:
+        """The matrix with a bound on its error."""
         rounding = gamma(len(self.features[0]) + self.blocks + 2)
-        return Magnitude.of(spectral_norm(self.matrix)) + self.amount * rounding + 2.0**-700
+        return Hessian(self.matrix, self.amount * rounding + 2.0**-700)
 
 
-def at_the_centre(found: Samples, variables: int, error: float, lengths: Sequence[int] = ()) -> Centre:
+def at_the_centre(
+    found: Samples, variables: int, error: float, lengths: Sequence[int] = (), keep: bool = False
+) -> Centre:
     """The second derivative of the output, and the first derivatives of what linear layers and the loss read.
 
-    With the ``lengths`` of the variables the former is added up to one matrix, too.
+    With the ``lengths`` of the variables the former is added up to one matrix, too; with ``keep`` that is kept,
+    instead of its norm.
     """
     whole = Assembled(found, lengths) if lengths else None
     amounts: dict[tuple[int, int], list[float]] = {}  # logarithms, to base two
@@ -215,7 +219,8 @@ def at_the_centre(found: Samples, variables: int, error: float, lengths: Sequenc
                     lead = spectral_norm(joint.reshape(-1, jacobian.shape[2]))
                     size = math.hypot(lead, spectral_norm(costates) * rest)
                     add(held[k][0], second, size, second.exponent, True)
-    total = np.full((variables, variables), -math.inf)
+    total, infinite = np.full((variables, variables), -math.inf), Magnitude.infinity()
+    hessian = None if whole is None else whole.hessian
     for place, sizes in amounts.items():
         total[place] = Magnitude(np.array(sizes)).sum().log2
     return Centre(
@@ -224,7 +229,8 @@ def at_the_centre(found: Samples, variables: int, error: float, lengths: Sequenc
         {name: Magnitude.of(norms) for name, norms in jacobians.items()},
         Magnitude.of(second_order),
         error,
-        Magnitude.infinity() if whole is None else whole.norm,
+        infinite if hessian is None or keep else Magnitude.of(spectral_norm(hessian.matrix)) + hessian.error,
+        hessian if keep else None,
     )
 
 

@@ -58,7 +58,7 @@ from surefoot.calculus.adjoint.tangents import (
     placed,
     weight_spread,
 )
-from surefoot.calculus.assemble import smoothness, weights
+from surefoot.calculus.assemble import weights
 from surefoot.calculus.forward import Step
 from surefoot.enclosure import Enclosure, row_norms
 from surefoot.magnitude import Magnitude, minimum, stack
@@ -75,7 +75,6 @@ class Cotangents:
     # bounds of how far the second derivative may be from that at the centre, between variables
     variation: Magnitude
     matrix: Magnitude  # bounds of the second derivative over the domain, between variables
-    norm: Magnitude  # on that of all of it
 
 
 def cotangents(forward: Tangents, centre: Centre, at: Backward) -> Cotangents:
@@ -113,8 +112,7 @@ def cotangents(forward: Tangents, centre: Centre, at: Backward) -> Cotangents:
         shares = joined(shares, contributions(result, step, costate, at))
     found |= {name: share.enclosed(weight[name]) for name, share in shares.items()}
     variation = _variation(forward, centre, of_layer, change, norms)
-    whole = centre.norm + smoothness(variation)
-    return Cotangents(found, change, norms, variation, centre.matrix + variation, whole)
+    return Cotangents(found, change, norms, variation, centre.matrix + variation)
 
 
 def _through_weights(forward: Tangents, of_layer: Mapping[int, Enclosure], layer: int) -> Magnitude:

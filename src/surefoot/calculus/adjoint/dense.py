@@ -26,7 +26,7 @@ from torch import Tensor
 
 from surefoot.calculus.adjoint.gathered import Gathered, Sizes
 from surefoot.calculus.adjoint.running import running_errors
-from surefoot.calculus.adjoint.samples import PLAIN, require_moderate
+from surefoot.calculus.adjoint.samples import PLAIN, Hessian, require_moderate
 from surefoot.calculus.forward import Pass, Step
 from surefoot.enclosure import Spec, norm
 from surefoot.graph.structure import Node
@@ -58,9 +58,7 @@ class Dense:
     # how far the second derivative may be from that at the weights, as the centre is known as computed; infinite
     # until :func:`surefoot.calculus.adjoint.bounds.dense_centre` has found it
     offset: Magnitude
-    # the second derivative as computed, the lower triangle of its symmetric part; ``None`` if it is not kept
-    hessian: Tensor | None = None
-    error: Magnitude | None = None  # a bound on the norm of its error
+    hessian: Hessian | None = None  # the symmetric part of the second derivative; ``None`` if it is not kept
 
 
 def _plain(result: Pass, step: Step) -> bool:
@@ -119,7 +117,7 @@ def derivatives_at_centre(result: Pass, keep: bool = False) -> Dense | None:
     if keep:
         error = off.hessian + 2.0**-52 * frobenius_norm(hessian)
         hessian = 0.5 * (hessian + hessian.mT)
-        return Dense(infinite, first, second, labels, count, size, infinite, hessian, error)
+        return Dense(infinite, first, second, labels, count, size, infinite, Hessian(hessian, error))
     whole = Magnitude.of(symmetric_norm(hessian)) + off.hessian
     return Dense(whole, first, second, labels, count, size, infinite)
 

@@ -26,6 +26,7 @@ from surefoot.calculus.effort import NORMAL, Effort
 from surefoot.calculus.forward import Pass, Step
 from surefoot.enclosure import Enclosure
 from surefoot.graph.structure import Spec
+from surefoot.magnitude import Magnitude
 from surefoot.operations.call import Call
 from surefoot.operations.evaluation import run_in_double
 from surefoot.operations.products import is_linear
@@ -36,6 +37,14 @@ _LARGEST = 1e75
 SLACK_UNIT = 2 * 16.0**2 * 2.0**-53
 # derivatives are entries of the arguments, or quotients of such without a subtraction
 PLAIN = (Form.LAYOUT, Form.LINEAR, Form.PRODUCT, Form.QUOTIENT)
+
+
+@dataclass(frozen=True)
+class Hessian:
+    """A second derivative at the centre, as computed."""
+
+    matrix: Tensor  # of which the symmetric part counts
+    error: Magnitude  # a bound on the norm of its error
 
 
 @dataclass(frozen=True)
