@@ -136,7 +136,7 @@ def _in_pieces(input: Tensor, weight: Tensor, *rest: Any, **options: Any) -> Ten
     memory is asked for anew at each call, which takes longer than the products; so few samples come at a time.
     """
     patches = weight[0].numel() * math.prod(input.shape[-2:])
-    if input.dim() < 4 or patches * len(input) <= _MANY:
+    if input.dtype is not torch.float64 or input.dim() < 4 or patches * len(input) <= _MANY:
         return F.conv2d(input, weight, *rest, **options)
     parts = input.split(max(1, _FEW // patches))
     return torch.cat([F.conv2d(part, weight, *rest, **options) for part in parts])
