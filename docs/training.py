@@ -99,8 +99,9 @@ Trials of rates begin where one step moves the weights by a few hundredths of th
 optimizer is given does not matter: columns are equal where that is found to the same two digits. From there rates
 are led by success, epoch by epoch, and fall to zero in the last half of the bursts. The constants of these rules
 were chosen with other seeds, and mostly other networks, on the same data sets. Trials and evaluations leave some
-7 to 10 epochs of training, of which some may be undone, and 22 or 23 gradients of all data. The work per epoch is that of
-passes over the data with gradients, by mini-batches or of all data, once the rate has settled: mostly the latter.
+7 to 10 epochs of training, of which some may be undone, and 22 or 23 gradients of all data. The work per epoch is
+that of passes over the data with gradients, by mini-batches or of all data, once the rate has settled: mostly the
+latter.
 
 Where the target is missed by more than a little, that is with SGD and rectifiers. The first rate comes from a few
 steps: it may be too small for one network, and for another so large that units die, which the loss does not show
