@@ -464,7 +464,7 @@ def test_slopes_are_near_the_gradient_of_all_data(objective: Any) -> None:
     found = data.slopes()
     assert found.evaluation.value == pytest.approx(value, rel=1e-5)
     assert found.gradient is not None
-    assert data.work == work + 0.75
+    assert data.work == work + 0.5
     assert model.training
     objective(model.eval()(x), y).backward()
     for name, parameter in model.named_parameters():
@@ -483,7 +483,7 @@ class TestStepsOnAllData:
         trained = [model[0].weight, model[0].bias, model[3].weight]
         taken = WholeObjective(data, trained).descend(passes)
         assert taken <= passes
-        assert data.work - work == 0.75 * taken
+        assert data.work - work == 0.5 * taken
         moved = {name for name, value in _contents(model).items() if not torch.equal(value, start[name])}
         after = data.evaluate()
         if passes < 3:  # too few may find nothing, and then nothing moves

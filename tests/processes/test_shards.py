@@ -378,7 +378,7 @@ def test_values_gradients_and_steps_are_those_of_whole_weights(outcomes: list[di
         for key, one in part[name].items():
             single = (key, name) == ("lbfgs", "deep")  # of so many parameters, pairs are kept in single precision
             found, other = ([each[0], each[-1]] for each in (one, expected[key]))
-            torch.testing.assert_close(found, other, rtol=0, atol=1e-6 if single else 1e-8)
+            torch.testing.assert_close(found, other, rtol=1e-12, atol=1e-6 if single else 1e-8)
             assert key != "certified" or one == outcomes[0][name][key]
         for key in ("batch", "loader"):
             (value, error), (other, apart) = part[name][key], expected[key]

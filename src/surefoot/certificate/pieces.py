@@ -256,6 +256,7 @@ class InPieces:
                     if self.regularizer is not None and part.penalty is None:
                         certificate = part.balls[math.inf].certificate
                         part.penalty = _fields(self._penalty(analysis, certificate, domain))
+                    del analysis, proof  # before the next batch is read
         return part
 
     def _add(self, part: _Part, number: int, proof: Proof, weight: Fraction, domain: Domain | Box) -> None:
@@ -282,16 +283,20 @@ class InPieces:
 
     def _analyses(self) -> Iterator[tuple[int, Analysis, Fraction]]:
         """The number, the analysis and the weight of each batch that is here and has a weight."""
+        options = {} if self.objective is None else self.objective.options
         for number, x, y in self.batches:
-            with numbered(number):
-                options = {} if self.objective is None else self.objective.options
-                if self.objective is not None and is_weightless(options, y):
-                    continue
-                bound = None if self.objective is None else self.objective.bound_to(y)
-                analysis = Analysis.of(self.model, x, bound, weights=self.weights)
-                refuse_statistics(analysis.reading.graph)
-                weight = Fraction(1) if bound is None else weight_of(analysis.reading.graph, options, y)
-            yield number, analysis, weight
+            if self.objective is None or not is_weightless(options, y):
+                yield number, *self._read(number, x, y)  # and hold nothing of it while the next one is read
+
+    def _read(self, number: int, x: Any, y: Any) -> tuple[Analysis, Fraction]:
+        """The analysis and the weight of a batch."""
+        with numbered(number):
+            bound = None if self.objective is None else self.objective.bound_to(y)
+            analysis = Analysis.of(self.model, x, bound, weights=self.weights)
+            refuse_statistics(analysis.reading.graph)
+            if bound is None:
+                return analysis, Fraction(1)
+            return analysis, weight_of(analysis.reading.graph, self.objective.options, y)
 
     def _penalty(self, analysis: Analysis, like: Certificate, domain: Domain | Box) -> Certificate:
         """That of the regulariser alone."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -12,14 +13,13 @@ from torch import Tensor, nn
 from surefoot.graph.outline import Outline
 from surefoot.objectives import Objective
 from surefoot.optim.bursts import evaluating
-from surefoot.optim.evaluation import outputs_of
-from surefoot.optim.shards import added_up
+from surefoot.optim.evaluation import outputs_of, weighed
 from surefoot.processes import Processes
 from surefoot.valuation.streamed import Streamed, StreamedValuer
 from surefoot.valuation.valuer import Evaluation, EvaluationError, InfiniteValue
 
 _EVALUATION, _ANEW = 0.5, 1.0  # what an evaluation takes, in gradients, and one for which the model is read anew
-_SLOPES = 0.75  # the same for a gradient, in larger batches than those of training
+_SLOPES = 0.5  # the same for a gradient, in larger batches than those of training, without steps between them
 ROUNDING = 1e-9  # sums of work are not exact
 
 
@@ -27,8 +27,9 @@ class AllData:
     """Evaluations and gradients of a model in evaluation mode: one pass each, and the work they are.
 
     Work is counted as what such passes take on the average or more, in gradients by mini-batches: half a gradient
-    for an evaluation, one and a half where running statistics have moved with the weights, three quarters for a
-    gradient, which has larger batches. Counting makes runs repeatable, which a clock would not.
+    for an evaluation, one and a half where running statistics have moved with the weights, half a gradient for one
+    that is computed in larger batches, without steps between them. Counting makes runs repeatable, which a clock
+    would not.
 
     Args:
         model: read when the first evaluation is asked for, and again when its buffers have changed.
@@ -62,7 +63,11 @@ class AllData:
         return self._passed(False).evaluation
 
     def slopes(self) -> Streamed:
-        """The objective and its gradient at the present weights, roughly: no error is known."""
+        """The objective and its gradient at the present weights, roughly: by the model as it runs, without errors.
+
+        Losses are computed in double precision from the outputs, so that they are not lost to round-off where they
+        are small.
+        """
         return self._passed(True)
 
     def _passed(self, slopes: bool) -> Streamed:
@@ -72,8 +77,11 @@ class AllData:
 
     def pass_here(self, slopes: bool) -> Streamed:
         """The same, for a process that takes part."""
-        self.work += (_SLOPES if slopes else _EVALUATION) + _ANEW * self._moved
+        plainly = slopes and self.outline is None
+        self.work += (_SLOPES if slopes else _EVALUATION) + (0.0 if plainly else _ANEW * self._moved)
         with evaluating(self.model):
+            if plainly:
+                return self._sloping()
             outline = self.outline = self.outline and self.outline.refreshed()
             model = self.model if outline is None else outline.plain
             if self._valuer is None or (outline is not None and self._valuer.model is not model):
@@ -81,11 +89,33 @@ class AllData:
             elif self._moved:  # other running statistics: another graph, of the same data
                 self._valuer = self._valuer.anew()
             self._buffers = [buffer.clone() for buffer in self.model.buffers()]
-            weights, single = (None, slopes) if outline is None else (outline.weights(), False)
-            found = self._valuer.evaluate(weights, derivatives=slopes, single=single, proved=not slopes)
-        if not slopes or self.processes is None or outline is not None:
-            return found
-        return added_up(found, dict(self.model.named_parameters()), self.processes)
+            weights = None if outline is None else outline.weights()
+            return self._valuer.evaluate(weights, derivatives=slopes, proved=not slopes)
+
+    def _sloping(self) -> Streamed:
+        """Value and gradient by plain passes of the model, of the data of all processes."""
+        weights = {path: value for path, value in self.model.named_parameters() if value.requires_grad}
+        several = self.processes
+        if several is None:
+            parts, slopes = [(found := self._sloping_here(weights))[:2]], found[2]
+        else:
+            value, weight, slopes = several.together(lambda: self._sloping_here(weights))
+            parts = several.gathered(lambda: (value, weight))
+            slopes = {p: slopes.get(p, torch.zeros_like(v, dtype=torch.float64)) for p, v in weights.items()}
+            several.add(slopes.values())
+        is_mean = self.objective.options["reduction"] in ("mean", "entries")
+        whole = float(sum(weight for _, weight in parts)) if is_mean else 1.0
+        value = math.fsum(value for value, _ in parts) / whole
+        return Streamed(Evaluation(value, math.inf), {p: slope.div_(whole) for p, slope in slopes.items()}, 0, 0)
+
+    def _sloping_here(self, weights: Mapping[str, Tensor]) -> tuple[float, Fraction, dict[str, Tensor]]:
+        """The value, by weight, the weight, and the gradient, by weight, of what this process has."""
+        value, total, slopes = 0.0, Fraction(0), dict[str, Tensor]()
+        for x, y in self.data:
+            loss, weight, found = weighed(self.model, self.objective, x, y, weights, double=True)
+            value, total = value + loss, total + weight
+            slopes |= {path: slopes[path].add_(s) if path in slopes else s for path, s in found.items()}
+        return value, total, slopes
 
     @property
     def coming(self) -> float:

@@ -6,6 +6,7 @@ import difflib
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
+from fractions import Fraction
 from functools import wraps
 from typing import Any, ParamSpec
 
@@ -13,8 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.errors import SurefootError
-from surefoot.graph.checks import as_inputs, selected
+from surefoot.graph.checks import as_inputs, as_targets, selected
+from surefoot.graph.nodes import in_double
 from surefoot.objectives import Objective, as_objective
+from surefoot.valuation.streamed import batch_weight
 
 Closure = Callable[[], tuple[Tensor, Tensor]]
 P = ParamSpec("P")
@@ -56,6 +59,40 @@ def outputs_of(model: nn.Module, x: Any) -> Tensor:
     with torch.enable_grad():
         outputs: Tensor = selected(model(*args, **kwargs))
     return outputs if torch.is_grad_enabled() or not isinstance(outputs, Tensor) else outputs.detach()
+
+
+def weighed(
+    model: nn.Module,
+    objective: Objective,
+    x: Any,
+    y: Any,
+    parameters: Mapping[str, Tensor],
+    *,
+    double: bool = False,
+) -> tuple[float, Fraction, dict[str, Tensor]]:
+    """The loss of a batch and its gradient in some parameters, both times what its mean divides by; and that.
+
+    With ``double`` the loss is computed in double precision from the outputs, and so keeps its digits where it is
+    small. Gradients are double anyway, to be added up; where a parameter is not read there is none.
+
+    Raises:
+        OptimizerError: if a gradient is wanted of a loss that has none.
+    """
+    outputs, targets = outputs_of(model, x), as_targets(y)
+    weight = batch_weight(objective, outputs, targets)
+    if not weight:
+        return 0.0, weight, {}
+    loss = objective(in_double(outputs), in_double(targets)) if double else objective(outputs, y)
+    slopes: dict[str, Tensor] = {}
+    if parameters:
+        if not loss.requires_grad:
+            raise OptimizerError("the loss does not depend on the parameters")
+        found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+        slopes = {
+            name: slope.double() * float(weight)
+            for name, slope in zip(parameters, found, strict=True) if slope is not None
+        }  # fmt: skip
+    return float(weight) * float(loss.detach()), weight, slopes
 
 
 def explained(constructor: Callable[P, None]) -> Callable[P, None]:

@@ -15,12 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surefoot.graph.checks import as_targets
 from surefoot.objectives import Objective
 from surefoot.optim.bursts import EndlessBatches, evaluating
-from surefoot.optim.evaluation import OptimizerError, outputs_of
+from surefoot.optim.evaluation import weighed
 from surefoot.processes import Processes
-from surefoot.valuation.streamed import batch_weight
 
 _LAST = 4  # mini-batches that may be asked for again, as those that rates are tried on
 
@@ -156,23 +154,11 @@ class JointBatches(NumberedBatches):
         self, number: int, backward: bool, training: bool, parameters: Mapping[str, nn.Parameter]
     ) -> tuple[float, Fraction, dict[str, Tensor]]:
         """What this process has of a mini-batch: loss by weight, weight, gradient by weight."""
-        slopes = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in parameters.items()}
-        batch = self._held[number]
+        batch, wanted = self._held[number], parameters if backward else {}
+        none = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in wanted.items()}
         if batch is None:
-            return 0.0, Fraction(0), slopes if backward else {}
-        x, y = batch
-        mode = nullcontext() if training else evaluating(self.model)
+            return 0.0, Fraction(0), none
+        (x, y), mode = batch, nullcontext() if training else evaluating(self.model)
         with mode, torch.set_grad_enabled(backward):
-            outputs = outputs_of(self.model, x)
-            weight = batch_weight(self.objective, outputs, as_targets(y))
-            if not weight:
-                return 0.0, weight, slopes if backward else {}
-            loss = self.objective(outputs, y)
-            if not loss.requires_grad and backward:
-                raise OptimizerError("the loss does not depend on the parameters")
-            if backward:
-                found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-                for name, slope in zip(parameters, found, strict=True):
-                    if slope is not None:
-                        slopes[name] += float(weight) * slope
-        return float(weight) * float(loss.detach()), weight, slopes if backward else {}
+            loss, weight, slopes = weighed(self.model, self.objective, x, y, wanted)
+        return loss, weight, none | slopes
