@@ -60,6 +60,7 @@ peers: .venv/.installed-test build/peers build/autobound
 # Goes on where it was cut off; make training OPTIONS="--quick --seeds 1" takes a quarter of an hour.
 training: .venv/.installed-test build/peers
 	$(BIN)/python -m docs.training --jobs 2 $(OPTIONS)
+	$(BIN)/python -m docs.minibatches --jobs 2
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build docs/gallery docs/operations.rst docs/command-line.md

@@ -1,17 +1,25 @@
 """Mini-batches: :class:`surefoot.optim.ProvedEpochs` from any rate, next to the same optimizer at fixed rates.
 
 Single precision, batches of 128 (32 where there are few samples), the work of 30 epochs. The budget is counted;
-evaluations, trials of rates and bursts that were not kept are in it. The work per epoch once the rate has settled
-is measured: processor time over that of a plain training epoch of the same network in the same run.
+evaluations, trials of rates and bursts that were not kept are in it. The work of the whole run, and per epoch once
+the rate has settled, is measured too: processor time over that of a plain training epoch of the same network in
+the same run. ``python -m benchmarks.minibatches`` runs all that is not yet in ``build/training``, and prints.
+
+    --jobs 2            networks at the same time, one per core
+    --again proved      forget the results whose names hold this word
+    --only NETWORK      networks whose names hold this text
 """
 
 from __future__ import annotations
 
+import argparse
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import get_context
 from statistics import median
 from typing import Any
 
@@ -20,8 +28,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import surefoot as sf
-from benchmarks.cells import cell
+from benchmarks.cells import cell, forget
 from benchmarks.networks import convolutional, digits, measured, mnist, perceptron, residual, small_mnist
+from surefoot.optim.bursts import evaluating, fixed_data
 
 EPOCHS, BATCH, SMALL, FEW = 30, 128, 32, 1000  # batches of 32 for fewer than 1,000 samples
 STARTS = (1e-5, 1e-3, 1.0)
@@ -57,13 +66,15 @@ class Comparison:
         name: of the network.
         fixed: the median loss after 30 epochs at a fixed rate, by rate.
         proved: the median loss after the work of 30 epochs, by the rate it started from.
-        settled: measured work per epoch once the rate has settled, the median of all runs.
+        spent: measured work of a whole run, in epochs, the median of all runs.
+        settled: the same per epoch once the rate has settled.
         kept: how many bursts were kept, and of how many, in all runs together.
     """
 
     name: str
     fixed: dict[float, float]
     proved: dict[float, float]
+    spent: float
     settled: float
     kept: tuple[int, int]
 
@@ -130,26 +141,29 @@ def _train_an_epoch(model: nn.Module, loader: DataLoader[Any], optimizer: torch.
 def proved(name: str, start: float, seed: int) -> dict[str, Any]:
     """The same optimizer in bursts, at rates that find themselves."""
     model, loader, _, _ = _start(name, seed)
-    optimizer = _optimizer(name, model, start)
-    ends: list[float] = []
+    optimizer, objective = _optimizer(name, model, start), sf.CrossEntropy()
+    with evaluating(model):
+        sf.evaluate(model, fixed_data(loader), objective)  # reads the model, which does not count
+    ends = [time.process_time()]
     training = sf.optim.ProvedEpochs(
-        optimizer, sf.CrossEntropy(), loader, model=model, progress=lambda _: ends.append(time.process_time())
+        optimizer, objective, loader, model=model, progress=lambda _: ends.append(time.process_time())
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         value = training.run(EPOCHS)
     epoch = _seconds_of_an_epoch(name, start, seed)
-    spent, begun, epochs = 0.0, 0.0, 0.0
-    for record, end in zip(training.history, ends, strict=True):
+    work, begun, epochs = 0.0, 0.0, 0.0
+    for record, end in zip(training.history, ends[1:], strict=True):
         epochs += record.epochs if begun else 0.0
-        spent += record.work
-        begun = begun or (end if spent >= _SETTLED else 0.0)
+        work += record.work
+        begun = begun or (end if work >= _SETTLED else 0.0)
     settled = (ends[-1] - begun) / epoch / epochs if epochs else float("nan")
     kept = [record for record in training.history if record.kept]
     falls = all(r.after + r.after_error < r.before - r.before_error for r in kept)
     return {
         "loss": value,
         "work": training.work,
+        "spent": (ends[-1] - ends[0]) / epoch,
         "settled": settled,
         "rate": training.rate,
         "kept": len(kept),
@@ -180,5 +194,55 @@ def compare(name: str, seeds: Sequence[int]) -> Comparison:
     }
     flat = [run for several in runs.values() for run in several]
     ours = {start: median(run["loss"] for run in several) for start, several in runs.items()}
-    settled = median(run["settled"] for run in flat)
-    return Comparison(name, found, ours, settled, (sum(r["kept"] for r in flat), sum(r["bursts"] for r in flat)))
+    spent, settled = (median(run[key] for run in flat) for key in ("spent", "settled"))
+    return Comparison(
+        name, found, ours, spent, settled, (sum(r["kept"] for r in flat), sum(r["bursts"] for r in flat))
+    )
+
+
+def _alone(name: str) -> Comparison:
+    torch.set_num_threads(1)
+    return compare(name, range(SEEDS))
+
+
+def measure(jobs: int = 1, only: str = "") -> list[Comparison]:
+    """One comparison per network."""
+    names = [name for name in NETWORKS | OTHERS if only in name]
+    if jobs == 1:
+        return [_alone(name) for name in names]
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        return list(pool.map(_alone, names))
+
+
+def verdicts(comparisons: Sequence[Comparison]) -> list[tuple[str, str, str, bool]]:
+    """What is aimed at, what came out, and whether it is reached."""
+    ratios = [one.ratio(start) for one in comparisons for start in STARTS]
+    met, loss, work = sum(r <= LOSS_TARGET for r in ratios), max(ratios), max(one.settled for one in comparisons)
+    told = f"{loss:.2f}; met in {met} of {len(ratios)} cells"
+    return [
+        ("loss over that of the best fixed rate, the worst", f"≤ {LOSS_TARGET:g}", told, loss <= LOSS_TARGET),
+        ("work per epoch once settled, the most", f"≤ {WORK_TARGET:g}", f"{work:.2f}", work <= WORK_TARGET),
+    ]
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--jobs", type=int, default=1, help="networks at the same time")
+    parser.add_argument("--again", default="", help="forget the results whose names hold this word")
+    parser.add_argument("--only", default="", help="networks whose names hold this text")
+    options = parser.parse_args()
+    if options.again:
+        print(f"{forget(options.again)} results are forgotten")
+    comparisons = measure(options.jobs, options.only)
+    for one in comparisons:
+        ratios = ", ".join(f"{one.ratio(start):.2f} from {start:g}" for start in STARTS)
+        best, kept = f"{one.fixed[one.best]:.3g} at {one.best:.3g}", f"{one.kept[0]} of {one.kept[1]} bursts kept"
+        work = f"{one.spent:.1f} epochs in all, {one.settled:.2f} per epoch"
+        print(f"{one.name:<36}best fixed {best}; {ratios}; {work}; {kept}")
+    for what, aim, result, reached in verdicts(comparisons) if comparisons else ():
+        print(f"{'met   ' if reached else 'MISSED'}  {what}: {result}, target {aim}")
+
+
+if __name__ == "__main__":
+    main()

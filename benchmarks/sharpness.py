@@ -23,7 +23,7 @@ from benchmarks.tightness import digits, gradient_seconds, second_derivative_nor
 from surefoot.calculus.adjoint.bounds import Centre, dense_centre
 from surefoot.calculus.analysis import Analysis
 from surefoot.calculus.effort import HIGH
-from surefoot.certificate.proving import certificate_of, longest_proved, with_gradient_step
+from surefoot.certificate.proving import bounds_of, longest_proved, with_gradient_step
 from surefoot.lower import curvature_at_weights
 
 SAMPLES = 64
@@ -136,7 +136,7 @@ def measured(name: str, seed: int = 0) -> Sharpness:
     tried = []
 
     def on(ball: sf.Ball) -> sf.Certificate:
-        tried.append(certificate_of(analysis.over(ball), ball, "params", centre))
+        tried.append(bounds_of(analysis.over(ball), ball, "params", centre).certificate)
         return tried[-1]
 
     balls = longest_proved(on, HIGH)  # as surefoot.certify(…, effort="high") does

@@ -29,9 +29,9 @@ from statistics import median
 
 import torch
 
-from benchmarks import cells, minibatches
+from benchmarks import cells
 from benchmarks.baselines import ADAM, CERTIFIED, CONSTANT, METHODS, PACKAGES, TUNED, Trace, missing, train
-from benchmarks.minibatches import LOSS_TARGET, NETWORKS, NOTHING, OTHERS, STARTS, WORK_TARGET, Comparison
+from benchmarks.minibatches import NOTHING
 from benchmarks.networks import Problem, problems
 from benchmarks.timing import Measurement, compare
 
@@ -168,23 +168,13 @@ def _named(name: str, seeds: int, quick: bool) -> Study:
     return study(next(problem for problem in problems(quick) if problem.name == name), range(seeds), quick)
 
 
-def _epochs(name: str) -> Comparison:
-    torch.set_num_threads(1)
-    return minibatches.compare(name, range(minibatches.SEEDS))
-
-
-def measure(
-    quick: bool = False, seeds: int = 3, jobs: int = 1, only: str = ""
-) -> tuple[list[Study], list[Comparison]]:
-    """One study per network, and the comparisons with mini-batches."""
-    full = [problem.name for problem in problems(quick) if only in problem.name]
-    small = [name for name in NETWORKS | OTHERS if only in name]
+def measure(quick: bool = False, seeds: int = 3, jobs: int = 1, only: str = "") -> list[Study]:
+    """One study per network."""
+    names = [problem.name for problem in problems(quick) if only in problem.name]
     if jobs == 1:
-        return [_named(name, seeds, quick) for name in full], [_epochs(name) for name in small]
+        return [_named(name, seeds, quick) for name in names]
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        studies = [pool.submit(_named, name, seeds, quick) for name in full]
-        comparisons = [pool.submit(_epochs, name) for name in small]
-        return [job.result() for job in studies], [job.result() for job in comparisons]
+        return list(pool.map(partial(_named, seeds=seeds, quick=quick), names))
 
 
 def run() -> Iterator[Callable[[], Measurement]]:
@@ -208,33 +198,20 @@ def _cost(problem: Problem) -> Measurement:
     )
 
 
-def verdicts(studies: Sequence[Study], comparisons: Sequence[Comparison]) -> list[tuple[str, str, str, bool]]:
+def verdicts(studies: Sequence[Study]) -> list[tuple[str, str, str, bool]]:
     """What is aimed at, what came out, and whether it is reached."""
     found: list[tuple[str, str, str, bool]] = []
     total = len(studies)
-    for budget in BUDGETS if studies else ():
+    for budget in BUDGETS:
         level, lowest = sum(s.level(budget) for s in studies), sum(s.lowest(budget) for s in studies)
         aim = math.ceil(LOWEST_TARGET * total)
         behind = f"not behind torch's LBFGS (loss × {BEHIND:g}), {budget} gradients"
         found.append((behind, f"{total} of {total}", f"{level} of {total}", level == total))
         found.append((f"lowest of all, {budget} gradients", f"{aim} of {total}", f"{lowest}", lowest >= aim))
-    if studies:
-        worst, up = max(study.cost for study in studies), sum(study.ascents for study in studies)
-        found.append(
-            ("gradients per certified step, the most", f"≤ {COST_TARGET:g}", f"{worst:.2f}", worst <= 1.6)
-        )
-        found.append(("certified steps that went up", "0", f"{up}", up == 0))
-    for names, which in ((NETWORKS, "mini-batches"), (OTHERS, "mini-batches, more networks")):
-        ratios = [c.ratio(start) for c in comparisons for start in STARTS if c.name in names]
-        if not ratios:
-            continue
-        met, loss = sum(ratio <= LOSS_TARGET for ratio in ratios), max(ratios)
-        what = f"{which}: loss over that of the best fixed rate, the worst"
-        result = f"{loss:.2f}; met in {met} of {len(ratios)} cells"
-        found.append((what, f"≤ {LOSS_TARGET:g}", result, loss <= LOSS_TARGET))
-        work = max(c.settled for c in comparisons if c.name in names)
-        what = f"{which}: work per epoch once settled, the most"
-        found.append((what, f"≤ {WORK_TARGET:g}", f"{work:.2f}", work <= WORK_TARGET))
+    worst, up = max(study.cost for study in studies), sum(study.ascents for study in studies)
+    cost = "gradients per certified step, the most"
+    found.append((cost, f"≤ {COST_TARGET:g}", f"{worst:.2f}", worst <= COST_TARGET))
+    found.append(("certified steps that went up", "0", f"{up}", up == 0))
     return found
 
 
@@ -253,7 +230,7 @@ def main() -> None:
     if absent:
         packages = " ".join(PACKAGES[method] for method in absent)
         print(f"without {', '.join(absent)}: pip install --no-deps --target build/peers {packages}")
-    studies, comparisons = measure(options.quick, options.seeds, options.jobs, options.only)
+    studies = measure(options.quick, options.seeds, options.jobs, options.only)
     shown = methods()
     for budget in BUDGETS if studies else ():
         print(f"\nloss after {budget} gradients\n{'':<36}" + "".join(f"{name[:12]:>14}" for name in shown))
@@ -266,12 +243,7 @@ def main() -> None:
         print(
             f"{one.name:<36}{one.cost:>6.2f} gradients per step, {one.ascents} ascents; {rates} of {constant.runs}"
         )
-    for comparison in comparisons:
-        ratios = ", ".join(f"{comparison.ratio(start):.2f} from {start:g}" for start in STARTS)
-        best = f"{comparison.fixed[comparison.best]:.3g} at {comparison.best:.3g}"
-        kept = f"{comparison.kept[0]} of {comparison.kept[1]} bursts kept"
-        print(f"{comparison.name:<36}best fixed {best}; {ratios}; {comparison.settled:.2f} per epoch; {kept}")
-    for what, aim, result, reached in verdicts(studies, comparisons):
+    for what, aim, result, reached in verdicts(studies) if studies else ():
         print(f"{'met   ' if reached else 'MISSED'}  {what}: {result}, target {aim}")
 
 

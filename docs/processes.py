@@ -42,6 +42,9 @@ ASKED: dict[str, Callable[[nn.Module, Any, Any], object]] = {
         sf.Chain(model, x), loss, method="primal", tolerance=0.1
     ),
     "`sf.evaluate`": lambda model, x, loss: sf.evaluate(model, x, loss),
+    '`sf.certify` within 0.001, `"quick"`': lambda model, x, loss: sf.certify(
+        model, x, objective=loss, domain=sf.Ball(1e-3), effort="quick"
+    ),
 }
 
 

@@ -10,14 +10,13 @@ import argparse
 import math
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from benchmarks import cells, safe_step, training
 from benchmarks.baselines import ADAM, CERTIFIED, CONSTANT, LOST, PACKAGES, TUNED
-from benchmarks.minibatches import EPOCHS, FEW, NETWORKS, SEEDS, SMALL, STARTS, Comparison
 from benchmarks.safe_step import AUTOBOUND, ORDERS, PAPER, SafeStep
 from benchmarks.training import BEHIND, BUDGETS, LBFGS, NOTHING, Study
 
@@ -37,8 +36,8 @@ written by
 OMP_NUM_THREADS=1 python -m docs.training{options}
 ```
 
-which runs `benchmarks/training.py`, `benchmarks/minibatches.py` and `benchmarks/safe_step.py`; targets that were
-missed are shown as missed.
+which runs `benchmarks/training.py` and `benchmarks/safe_step.py`; targets that were missed are shown as missed.
+How mini-batches train, from any learning rate, is on [a page of its own](minibatches.md).
 
 {targets}
 
@@ -81,49 +80,12 @@ it was.
 
 {tuning}
 
-## Mini-batches
-
-`sf.optim.ProvedEpochs` lets Adam, or SGD with momentum 0.9, run bursts of mini-batches of 128 in single precision
-and keeps a burst only if the objective of all data is proved to be lower. Its rate finds itself. The loss after
-the work of {epochs} epochs (trials of rates, evaluations and bursts that were not kept count; reading the model,
-once, does not), and in brackets that loss over the one of the same optimizer after {epochs} epochs at the best of
-its fixed rates, which proves nothing and had its rate chosen afterwards.
-
-The last three fifths of the work are spent on L-BFGS steps of the objective of all data, and what they lead to is
-kept if it is proved to be lower; fixed rates are not given that. A gradient of all data, in larger batches, counts
-as three quarters of an epoch. Where all samples are told apart these steps lower the cross-entropy by
-orders of magnitude, more than rates do; `tail=0` leaves them out. Losses are those of networks in evaluation mode,
-on both sides; those below {nothing:g} count as equal. {minibatch_seeds}.
-
-Trials of rates begin where one step moves the weights by a few hundredths of their length, so the rate that the
-optimizer is given does not matter: columns are equal where that is found to the same two digits. From there rates
-are led by success, epoch by epoch, and fall to zero in the last half of the bursts. The constants of these rules
-were chosen with other seeds, and mostly other networks, on the same data sets. Trials and evaluations leave some
-7 to 10 epochs of training, of which some may be undone, and 22 or 23 gradients of all data. The work per epoch is
-that of passes over the data with gradients, by mini-batches or of all data, once the rate has settled: mostly the
-latter.
-
-Where the target is missed by more than a little, that is with SGD and rectifiers. The first rate comes from a few
-steps: it may be too small for one network, and for another so large that units die, which the loss does not show
-at once. Single runs differ by seed, those at fixed rates too, and the best of five or more is in part luck. Work
-is counted, so the same seed gives the same run; the work per epoch is measured.
-
-{minibatches}
-
-## Mini-batches: more networks
-
-The same for other networks. Batches are of {small} samples where there are fewer than {few:,}. (At a fixed rate of
-10 the loss of wine is rounded to zero.)
-
-{others}
-
 {safe}## What is certified, and what is not
 
 A step is proved for the objective of the data it is given, in exact arithmetic, between the weights as they are
 stored before and after it. With all data at every step the training loss therefore falls at every step that is
-taken. `ProvedEpochs` proves the same of bursts of mini-batches, for the objective of all data in evaluation mode.
-Nothing is proved about data that were not trained on, nor about reaching a global minimum. The other methods of
-the tables prove nothing.
+taken. Nothing is proved about data that were not trained on, nor about reaching a global minimum. The other
+methods of the tables prove nothing.
 
 {machine}
 """
@@ -212,25 +174,6 @@ def tuning(studies: Sequence[Study]) -> str:
     return table(["network", CERTIFIED, ADAM, "its rate", CONSTANT, "its step"], rows)
 
 
-def minibatches(found: Sequence[Comparison]) -> str:
-    """Losses and ratios by the rate that a run began with."""
-    rows = [
-        [
-            one.name,
-            f"{number(one.fixed[one.best])} at {one.best:.3g} of {len(one.fixed)}",
-            *(f"{number(one.proved[start])} ({one.ratio(start):.2f})" for start in STARTS),
-            verdict(all(one.ratio(start) <= training.LOSS_TARGET for start in STARTS)),
-            f"{one.settled:.2f}",
-            verdict(one.settled <= training.WORK_TARGET),
-            f"{one.kept[0]} of {one.kept[1]}",
-        ]
-        for one in found
-    ]
-    starts = [f"proved, from {start:g}" for start in STARTS]
-    loss, work = f"≤ {training.LOSS_TARGET:g}", f"≤ {training.WORK_TARGET:g}"
-    return table(["network", "best fixed rate", *starts, loss, "work per epoch", work, "bursts kept"], rows)
-
-
 def safe_steps(found: Sequence[SafeStep]) -> str:
     """Fractions by depth."""
     rows = [
@@ -266,12 +209,9 @@ def machine() -> str:
     return f"Machine: {system}; Python {platform.python_version()}, PyTorch {torch.__version__}; one thread."
 
 
-def targets(studies: Sequence[Study], comparisons: Sequence[Comparison]) -> str:
+def targets(found: Iterable[tuple[str, str, str, bool]]) -> str:
     """What was aimed at and what came out."""
-    rows = [
-        [what, aim, result, verdict(reached)]
-        for what, aim, result, reached in training.verdicts(studies, comparisons)
-    ]
+    rows = [[what, aim, result, verdict(reached)] for what, aim, result, reached in found]
     return table(["what is aimed at", "target", "result", "reached"], rows)
 
 
@@ -289,16 +229,14 @@ def peers(studies: Sequence[Study]) -> str:
     return " ".join(filter(None, (took, left)))
 
 
-def render(
-    studies: Sequence[Study], comparisons: Sequence[Comparison], safe: Sequence[SafeStep], *, quick: bool
-) -> str:
+def render(studies: Sequence[Study], safe: Sequence[SafeStep], *, quick: bool) -> str:
     """The page."""
     count = studies[0].seeds
     some = sorted({study.samples for study in studies if study.samples not in (1797, 5000)})
     parts = [f"{study.name} ({study.samples:,})" for study in studies if study.samples in some]
     return TEXT.format(
         options=(" --quick" if quick else "") + (f" --seeds {count}" if count != 3 else ""),
-        targets=targets(studies, comparisons),
+        targets=targets(training.verdicts(studies)),
         figure=FIGURE.name,
         seeds=f"medians of {count} seeds" if count > 1 else "one seed, 0: differences may be luck",
         adam=len(TUNED[ADAM]),
@@ -314,12 +252,6 @@ def render(
         verdicts=verdicts(studies),
         last=BUDGETS[-1],
         tuning=tuning(studies),
-        epochs=EPOCHS,
-        minibatch_seeds=f"Medians of {SEEDS} seeds, of both sides" if SEEDS > 1 else "One seed, 0",
-        small=SMALL,
-        few=FEW,
-        minibatches=minibatches([one for one in comparisons if one.name in NETWORKS]),
-        others=minibatches([one for one in comparisons if one.name not in NETWORKS]),
         safe=SAFE.format(rows=safe_steps(safe)) if safe else "",
         machine=machine(),
     )
@@ -340,14 +272,14 @@ def draw(studies: Sequence[Study], path: Path) -> None:
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower center", ncols=4, frameon=False)
     figure.tight_layout(rect=(0, 0.15, 1, 1))
-    _replace(path, lambda temporary: figure.savefig(temporary, dpi=110, format="png"))
+    replaced(path, lambda temporary: figure.savefig(temporary, dpi=110, format="png"))
     single, axis = pyplot.subplots(figsize=(7.5, 3.8))
     _draw_losses(axis, chosen[0])
     _label_lines(axis)
     axis.set_title(f"{chosen[0].name}: training loss by work", loc="left", fontsize=11)
     axis.spines[["top", "right"]].set_visible(False)
     single.tight_layout()
-    _replace(path.with_name("loss.png"), lambda temporary: single.savefig(temporary, dpi=160, format="png"))
+    replaced(path.with_name("loss.png"), lambda temporary: single.savefig(temporary, dpi=160, format="png"))
     pyplot.close("all")
 
 
@@ -375,7 +307,7 @@ def _label_lines(axis: Any) -> None:
         axis.text(1.01, place, text, transform=axis.transAxes, color=line.get_color(), va="center", weight=bold)
 
 
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
+def replaced(path: Path, write: Callable[[Path], object]) -> None:
     """Write beside the file and put it in its place when it is complete."""
     temporary = path.with_name(path.name + ".part")
     try:
@@ -392,10 +324,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="medians of so many, with all data at every step")
     parser.add_argument("--jobs", type=int, default=1, help="networks at the same time")
     options = parser.parse_args()
-    studies, comparisons = training.measure(options.quick, options.seeds, options.jobs)
-    text = render(studies, comparisons, measured_safe_steps(), quick=options.quick)
+    studies = training.measure(options.quick, options.seeds, options.jobs)
+    text = render(studies, measured_safe_steps(), quick=options.quick)
     draw(studies, FIGURE)
-    _replace(PAGE, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    replaced(PAGE, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 if __name__ == "__main__":

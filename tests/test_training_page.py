@@ -1,4 +1,4 @@
-"""The page on training says how it is made, and its numbers hold what it claims; so does a run of a few steps."""
+"""The pages on training say how they are made, and their numbers hold what they claim; so does a short run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "training.md"
+PAGE, BATCHED = (ROOT / "docs" / name for name in ("training.md", "minibatches.md"))
 BUDGETS = (150, 500)
 
 
@@ -47,7 +47,9 @@ def _verdict(cell: str) -> bool:
     return cell == "yes"
 
 
-def test_the_page_says_how_it_is_made(text: str) -> None:
+@pytest.mark.parametrize("page", [PAGE, BATCHED], ids=lambda page: page.stem)
+def test_the_page_says_how_it_is_made(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
     (module,) = re.findall(r"^OMP_NUM_THREADS=1 python -m ([\w.]+)(?: --\w+(?: \d)?)*$", text, re.MULTILINE)
     assert (ROOT / module.replace(".", "/")).with_suffix(".py").exists()
     for path in re.findall(r"`(benchmarks/[\w/.]+)`", text):
@@ -88,9 +90,9 @@ def test_certified_losses_fall_with_work(text: str) -> None:
         assert _number(second["certified"]) <= _number(first["certified"])
 
 
-@pytest.mark.parametrize("heading", ["Mini-batches", "Mini-batches: more networks"])
-def test_mini_batches(text: str, heading: str) -> None:
-    for row in _table(text, heading):
+@pytest.mark.parametrize("heading", ["Networks", "More networks"])
+def test_mini_batches(heading: str) -> None:
+    for row in _table(BATCHED.read_text(encoding="utf-8"), heading):
         best = max(_number(row["best fixed rate"]), 1e-9)
         cells = [re.fullmatch(r"(\S+) \((\S+)\)", cell) for name, cell in row.items() if name.startswith("proved")]
         ratios = [float(cell[2]) for cell in cells if cell]
@@ -100,6 +102,7 @@ def test_mini_batches(text: str, heading: str) -> None:
         assert _verdict(row["≤ 1.3"]) == (max(ratios) <= 1.3) or max(ratios) == 1.3
         work = _number(row["work per epoch"])
         assert _verdict(row["≤ 1.4"]) == (work <= 1.4) or work == 1.4  # rounded, as above
+        assert _number(row["measured work"]) > 0
 
 
 def test_safe_steps_are_fractions_and_verdicts_follow(text: str) -> None:
@@ -129,7 +132,7 @@ def test_a_short_run_of_every_method(training: ModuleType, monkeypatch: pytest.M
     assert study.ascents == 0
     losses = study.results["certified"].trace.losses
     assert losses == sorted(losses, reverse=True)
-    assert training.verdicts([study], [])
+    assert training.verdicts([study])
     assert training.study(problem, range(1), quick=True).results["Adam"] == study.results["Adam"]  # from the files
 
 

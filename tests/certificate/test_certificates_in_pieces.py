@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import surefoot as sf
+from judges.memory import peak_bytes
 from surefoot.calculus import effort as efforts
 
 D = torch.float64
@@ -132,6 +133,22 @@ def test_second_derivatives_are_found_in_several_ways(monkeypatch: pytest.Monkey
     found = float(case.pieces(domain=ball).smoothness)
     assert found == pytest.approx(expected, rel=0.3)
     assert found < float(case.pieces(domain=ball, effort="quick").smoothness) / 2
+
+
+@pytest.mark.parametrize(("effort", "radius"), [("normal", 0.0), ("quick", 0.01)])
+def test_memory_is_that_of_one_batch_and_of_sums(effort: str, radius: float) -> None:
+    """The joined second derivatives of 745 parameters are a small part of it."""
+    torch.manual_seed(0)
+    hidden = nn.Linear(4, 24), nn.Tanh(), nn.Linear(24, 24), nn.Tanh()
+    model = nn.Sequential(*hidden, nn.Linear(24, 1)).to(D)
+    x, y = torch.randn(600, 4, dtype=D), torch.randn(600, 1, dtype=D)
+
+    def most(count: int) -> int:
+        loader = list(zip(x[: 100 * count].split(100), y[: 100 * count].split(100), strict=True))
+        domain = sf.Ball(radius)
+        return peak_bytes(lambda: sf.certify(model, loader, objective=sf.Square(), domain=domain, effort=effort))
+
+    assert most(6) <= 1.2 * most(1)
 
 
 def test_batches_that_read_other_parameters_are_refused() -> None:

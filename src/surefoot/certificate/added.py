@@ -49,9 +49,7 @@ class Bounds:
 
     def __reduce__(self) -> tuple[Callable[..., Bounds], tuple[dict[str, Any]]]:
         """Sent with all fields of the certificate, whose own copy keeps no functions."""
-        both = self, self.certificate
-        held, own = ({one.name: getattr(part, one.name) for one in fields(part)} for part in both)
-        return _received, (held | {"certificate": own},)
+        return _received, (fields_of(self) | {"certificate": fields_of(self.certificate)},)
 
 
 def summed(parts: Sequence[tuple[Magnitude, Bounds]], *, stacked: bool = False) -> Bounds:
@@ -113,6 +111,11 @@ def added(parts: Sequence[tuple[Magnitude, Certificate]], *, stacked: bool = Fal
         make_rows=tuple,
         make_damping=damping,
     )
+
+
+def fields_of(record: Bounds | Certificate) -> dict[str, Any]:
+    """All fields by name, to be sent."""
+    return {one.name: getattr(record, one.name) for one in fields(record)}
 
 
 def _received(held: dict[str, Any]) -> Bounds:

@@ -27,10 +27,10 @@ variables, and process 0 decides on which balls. Second derivatives of p numbers
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +40,7 @@ from surefoot.calculus.analysis import Analysis
 from surefoot.calculus.effort import effort_named, in_gradients
 from surefoot.calculus.leaves import ordinary_device
 from surefoot.calculus.segment.along import Majorant
-from surefoot.certificate.added import Bounds, added, summed
+from surefoot.certificate.added import Bounds, added, fields_of, summed
 from surefoot.certificate.downhill import Downhill
 from surefoot.certificate.proving import Proof, from_weights, longest_proved, refuse_penalty
 from surefoot.certificate.record import Certificate
@@ -55,6 +55,8 @@ from surefoot.norms import frobenius_norm
 from surefoot.norms.verified import symmetric_norm
 from surefoot.processes import Processes
 from surefoot.valuation.streamed import is_weightless, refuse_objective, weight_of
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -136,7 +138,7 @@ class InPieces:
             return lead()
         fixed = [value for value in self.model.parameters() if not is_outline(value)]
         refuse_other_models(self.processes.gathered(lambda: digest_of([*fixed, *self.model.buffers()])))
-        return Certificate(**self.processes.led(lambda: _fields(lead()), self.serve, EvaluationError))
+        return Certificate(**self.processes.led(lambda: fields_of(lead()), self.serve, EvaluationError))
 
     def longest(self) -> Certificate:
         """On the ball on which the longest step can be proved; process 0 calls it, the others serve it."""
@@ -171,7 +173,7 @@ class InPieces:
         down = Downhill.of(self._gradient(), self._varying)
 
         def here() -> list[tuple[Fraction, Majorant]]:
-            return [(weight, _bound(down, analysis, length)) for _, analysis, weight in self._analyses()]
+            return self._each(lambda _, analysis, weight: (weight, _bound(down, analysis, length)))
 
         parts = [here()] if self.processes is None else self.processes.gathered(here)
         total = sum((weight for part in parts for weight, _ in part), Fraction(0)) if self.is_mean else Fraction(1)
@@ -248,15 +250,17 @@ class InPieces:
     def _here(self, domain: Domain | Box) -> _Part:
         """What the batches that are here add."""
         part, self._sum = _Part(), None
+
+        def add(number: int, analysis: Analysis, weight: Fraction) -> None:
+            with numbered(number), ordinary_device():
+                proof = Proof(analysis, domain, self.effort, keep=self.objective is not None)
+                self._add(part, number, proof, weight, domain)
+                if self.regularizer is not None and part.penalty is None:
+                    certificate = part.balls[math.inf].certificate
+                    part.penalty = fields_of(self._penalty(analysis, certificate, domain))
+
         with opened(self.weights):
-            for number, analysis, weight in self._analyses():
-                with numbered(number), ordinary_device():
-                    proof = Proof(analysis, domain, self.effort, keep=self.objective is not None)
-                    self._add(part, number, proof, weight, domain)
-                    if self.regularizer is not None and part.penalty is None:
-                        certificate = part.balls[math.inf].certificate
-                        part.penalty = _fields(self._penalty(analysis, certificate, domain))
-                    del analysis, proof  # before the next batch is read
+            self._each(add)
         return part
 
     def _add(self, part: _Part, number: int, proof: Proof, weight: Fraction, domain: Domain | Box) -> None:
@@ -281,12 +285,17 @@ class InPieces:
         part.balls = _joined([part.balls, found], stacked=self.objective is None) if part.balls else found
         part.total += weight
 
-    def _analyses(self) -> Iterator[tuple[int, Analysis, Fraction]]:
-        """The number, the analysis and the weight of each batch that is here and has a weight."""
+    def _each(self, ask: Callable[[int, Analysis, Fraction], T]) -> list[T]:
+        """What is asked of each batch that is here and has a weight: its number, its analysis, its weight.
+
+        Nothing of a batch is held while the next one is read, as the variables of a loop would be.
+        """
         options = {} if self.objective is None else self.objective.options
+        found = []
         for number, x, y in self.batches:
             if self.objective is None or not is_weightless(options, y):
-                yield number, *self._read(number, x, y)  # and hold nothing of it while the next one is read
+                found.append(ask(number, *self._read(number, x, y)))
+        return found
 
     def _read(self, number: int, x: Any, y: Any) -> tuple[Analysis, Fraction]:
         """The analysis and the weight of a batch."""
@@ -315,7 +324,7 @@ class InPieces:
     def _gradient(self) -> ProvedSum:
         if self._summed is None:
             trained = dict(self.model.named_parameters())
-            self._summed = ProvedSum(self._analyses, trained, self.is_mean, self.processes, self.weights)
+            self._summed = ProvedSum(self._each, trained, self.is_mean, self.processes, self.weights)
         return self._summed
 
     def serve(self, word: Any) -> object:
@@ -325,10 +334,6 @@ class InPieces:
         if word[0] == "along":
             return self._along(word[1])
         return self._gradient() if word[0] == "gradient" else self._gradient().bent_here(word[1])
-
-
-def _fields(certificate: Certificate) -> dict[str, Any]:
-    return {one.name: getattr(certificate, one.name) for one in fields(certificate)}
 
 
 def _bound(down: Downhill, analysis: Analysis, length: float) -> Majorant:

@@ -282,13 +282,10 @@ def refuse_penalty(penalty: Penalty | None, *, is_objective: bool) -> None:
         raise DomainError("a regulariser is added to an objective of the parameters: give objective=…")
 
 
-def certificate_of(result: Pass, domain: Domain, wrt: str, centre: Centre | None = None) -> Certificate:
-    """The certificate of the stacked outputs of a forward pass; ``centre`` holds derivatives at its centre."""
-    return bounds_of(result, domain, wrt, Centre() if centre is None else centre).certificate
-
-
 def bounds_of(result: Pass, domain: Domain, wrt: str, centre: Centre) -> Bounds:
-    """The same, with what may be added up over batches."""
+    """The certificate of the stacked outputs of a forward pass, and what may be added up over batches; ``centre``
+    holds derivatives at its centre.
+    """
     ends = [result.enclosures[name] for name in result.outputs]
     lipschitz = stack([e.lipschitz for e in ends]).norm(axis=0)
     gain = Magnitude.of(input_gain(result)) if wrt == "input" else Magnitude.infinity()

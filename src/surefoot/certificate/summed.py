@@ -7,9 +7,10 @@ and the round-off of the sums is added.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,7 +21,14 @@ from surefoot.errors import EvaluationError
 from surefoot.graph.fetched import Fetched, opened
 from surefoot.processes import Processes
 
-Weighted = Callable[[], Iterator[tuple[int, Analysis, Fraction]]]  # number, analysis and weight of each batch
+T = TypeVar("T")
+
+
+class Weighted(Protocol):
+    """Batches."""
+
+    def __call__(self, ask: Callable[[int, Analysis, Fraction], T]) -> list[T]:
+        """What is asked of each: its number, its analysis, its weight."""
 
 
 @dataclass
@@ -103,7 +111,7 @@ class ProvedSum:
         return part
 
     def _add_up(self, part: _Part) -> None:
-        for _, analysis, weight in self._batches():
+        def add(_: int, analysis: Analysis, weight: Fraction) -> None:
             proved, factor = proved_gradient(analysis), float(weight)
             part.blocks = {block: [leaf.path for leaf in leaves] for block, leaves in analysis.variables().items()}
             for path in (path for paths in part.blocks.values() for path in paths):
@@ -117,6 +125,8 @@ class ProvedSum:
             part.value += factor * proved.value
             part.total += weight
             part.count += 1
+
+        self._batches(add)
 
     def norms(self) -> dict[str, float]:
         """Bounds on the norm of the gradient, by block."""
@@ -136,7 +146,7 @@ class ProvedSum:
         """The same; all processes call it."""
 
         def part() -> float:
-            each = [float(weight) * proved_gradient(one).bent(move) for _, one, weight in self._batches()]
+            each = self._batches(lambda _, one, weight: float(weight) * proved_gradient(one).bent(move))
             return math.fsum(each) * (1 + 2.0**-49)
 
         parts = [part()] if self._processes is None else self._processes.gathered(part)

@@ -18,6 +18,7 @@ from surefoot.optim.evaluation import Closure, OptimizerError, check_objective
 from surefoot.optim.known_function import KnownFunction
 from surefoot.optim.record import Stationarity, StepRecord, best_stationarity
 from surefoot.optim.stored import Proposal
+from surefoot.optim.vectors import held_by
 from surefoot.optim.watch import Fingerprint, Watch
 from surefoot.theorems.deciding import Method
 from surefoot.theorems.record import Convergence
@@ -155,7 +156,7 @@ class GuaranteedOptimizer(KnownFunction):
     @contextmanager
     def _looking(self) -> Iterator[bool]:
         """Look at what was changed before the body, and remember what it leaves; gives whether weights were."""
-        held = [id(parameter) for group in self.param_groups for parameter in group["params"]]
+        held = list(map(id, held_by(self)))
         options = self._options
         self.quiet = held == self._held and self.watch.undisturbed(options)
         self._held, quiet = held, self.quiet

@@ -16,6 +16,7 @@ from surefoot.optim.bursts import Average, EndlessBatches, Snapshot, built_up, o
 from surefoot.optim.evaluation import OptimizerError, outputs_of
 from surefoot.optim.joint import NumberedBatches
 from surefoot.optim.pace import Pace, Verdict, best_rate
+from surefoot.optim.vectors import held_by
 from surefoot.torch_private import Dropout, part_here
 
 _FORWARD = 1 / 3  # the work of a forward pass, over that of a gradient
@@ -68,7 +69,7 @@ class BurstTraining:
     @property
     def moved(self) -> list[Tensor]:
         """What the optimizer moves."""
-        return [value for group in self.optimizer.param_groups for value in group["params"]]
+        return held_by(self.optimizer)
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -246,7 +247,7 @@ def check(
     if any("lr" not in group for group in optimizer.param_groups):
         raise OptimizerError(f"{type(optimizer).__name__} has no learning rate 'lr' that could be set")
     known = {id(parameter) for parameter in model.parameters()}
-    strangers = sum(id(p) not in known for group in optimizer.param_groups for p in group["params"])
+    strangers = sum(id(value) not in known for value in held_by(optimizer))
     if strangers:
         raise ValueError(f"{strangers} of the optimizer's parameters are not parameters of the model")
     if burst is not None and not burst > 0:

@@ -25,7 +25,7 @@ from surefoot.optim.point import Batch, Data, Function, Point, Stream, Turns
 from surefoot.optim.record import StepRecord
 from surefoot.optim.shards import Parts, Shards
 from surefoot.optim.stored import resolution
-from surefoot.optim.vectors import Kinds
+from surefoot.optim.vectors import Kinds, held_by
 from surefoot.optim.watch import same_tensors
 from surefoot.optim.wolfe import Found, search
 from surefoot.oracles.problem import Problem
@@ -448,7 +448,7 @@ def _direction(chosen: Any, owner: GuaranteedOptimizer) -> Direction:
         make: Any = chosen
         chosen = make(owner.trainable.values())
     if isinstance(chosen, torch.optim.Optimizer):
-        held = {id(parameter) for group in chosen.param_groups for parameter in group["params"]}
+        held = set(map(id, held_by(chosen)))
         strangers = [name for name, value in owner.trainable.items() if id(value) not in held]
         if strangers:
             raise ValueError(

@@ -14,7 +14,7 @@ from surefoot.graph.held_parts import HeldParts
 from surefoot.optim.evaluation import OptimizerError
 from surefoot.optim.laid_out import laid_out, taken_up
 from surefoot.optim.record import StepRecord, from_columns, to_columns
-from surefoot.optim.vectors import Kinds
+from surefoot.optim.vectors import Kinds, held_by
 from surefoot.optim.watch import Watch
 from surefoot.torch_private import copied_together, load_tracer
 
@@ -46,7 +46,7 @@ class HeldParameters(Optimizer):
         """The parameters that are optimised, by name."""
         if self.quiet and self._trainable is not None:
             return self._trainable
-        held = {id(parameter) for group in self.param_groups for parameter in group["params"]}
+        held = set(map(id, held_by(self)))
         named = (self.watch.parameters if self.quiet else dict(self.model.named_parameters())).items()
         self._trainable = {name: value for name, value in named if value.requires_grad and id(value) in held}
         return self._trainable

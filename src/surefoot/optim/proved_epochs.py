@@ -21,6 +21,7 @@ from surefoot.optim.joint import JointBatches
 from surefoot.optim.laid_out import training_laid_out, training_taken_up
 from surefoot.optim.pace import Pace
 from surefoot.optim.sharded_batches import ShardedBatches, outline_of
+from surefoot.optim.vectors import held_by
 from surefoot.processes import Processes
 from surefoot.valuation.valuer import Evaluation
 
@@ -120,7 +121,7 @@ class ProvedEpochs:
         if self.processes is None:
             self._batches = EndlessBatches(loader)
         elif outline is not None:
-            moved = [value for group in self.optimizer.param_groups for value in group["params"]]
+            moved = held_by(self.optimizer)
             self._batches = ShardedBatches(loader, self.model, self.objective, self.processes, moved)
         else:
             here = all_data.pass_here

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from surefoot.graph.nodes import in_double
 from surefoot.graph.placed import Placed, norms
@@ -23,6 +24,11 @@ from surefoot.torch_private import joined, parts_of
 Tensors = dict[str, Tensor]
 Kinds = dict[tuple[Any, ...], tuple[torch.dtype, tuple[int, ...]]]
 """Where vectors stand in a state, by the keys that lead there: their type, and the dimensions before the last."""
+
+
+def held_by(optimizer: Optimizer) -> list[Tensor]:
+    """The parameters of an optimizer, of all its groups."""
+    return [value for group in optimizer.param_groups for value in group["params"]]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from surefoot.calculus.adjoint.composed import Composed
 from surefoot.calculus.adjoint.costates import costates
 from surefoot.calculus.analysis import Analysis
 from surefoot.calculus.effort import HIGH, QUICK
-from surefoot.certificate.proving import certificate_of
+from surefoot.certificate.proving import bounds_of
 from surefoot.norms.matrix import largest_norm, spectral_norm
 
 CUTS = replace(HIGH, products=0.0, directions=0, composed=1e9)
@@ -50,7 +50,7 @@ def problem(model: nn.Module, dtype: torch.dtype) -> tuple[nn.Module, Tensor, sf
 
 def smoothness(model: nn.Module, x: Tensor, loss: nn.Module, centre: Centre) -> float:
     ball = sf.Ball(0.0)
-    return float(certificate_of(Analysis.of(model, x, loss).over(ball), ball, "params", centre).smoothness)
+    return float(bounds_of(Analysis.of(model, x, loss).over(ball), ball, "params", centre).certificate.smoothness)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
