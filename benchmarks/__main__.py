@@ -90,7 +90,7 @@ def _line(m: Any) -> str:
     if isinstance(m, choice.Chosen):
         return choice.table([m]).splitlines()[2]
     if isinstance(m, Duration):
-        return f"{m.subject}: {m.seconds:.2f} s, target {m.target:g} s; {m.note}"
+        return f"{m.subject}: {m.seconds:.3g} s, target {m.target:g} s; {m.note}"
     spread = f"[{m.low:.2f}, {m.high:.2f}]"
     return f"{m.subject} / {m.baseline}: {m.ratio:.3f} {spread}, target {m.target}, baseline {m.seconds:.3g} s"
 
@@ -103,7 +103,7 @@ def _table(found: list[Any]) -> str:
             rows.append(f"| {m.subject} | {m.baseline} | **{m.ratio:.2f}** | {spread} | ≤ {m.target} |")
     rows += ["", "| what | seconds | target | |", "|---|---|---|---|"]
     rows += [
-        f"| {m.subject} | **{m.seconds:.2f}** | ≤ {m.target:g} | {m.note} |"
+        f"| {m.subject} | **{m.seconds:.3g}** | ≤ {m.target:g} | {m.note} |"
         for m in found
         if isinstance(m, Duration)
     ]
