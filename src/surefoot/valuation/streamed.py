@@ -200,14 +200,14 @@ class StreamedValuer:
         proved: bool,
     ) -> _Sums:
         """The sums over the batches that are here; the gradient, by weight, is added to what is given, if any."""
-        sums = _Sums()
-        for x, y, own in self._batches():
+        sums, wanted = _Sums(), derivatives and gradient is not None
+
+        def add(x: Any, y: Tensor, own: Fraction | None) -> None:  # which holds nothing of a batch when it is left
             sums.batches += 1
             sums.seen += digest(*tensors_of(x), y)
             sums.samples += len(y)
             if own == 0:
-                continue
-            wanted = derivatives and gradient is not None
+                return
             weight, run, valuer = self._one(x, y, point, derivatives, sums.batches - 1, single, own, wanted)
             found = self._enclosed(run, valuer, sums.batches - 1, proved)
             bounded = math.isfinite(found.error)
@@ -221,6 +221,9 @@ class StreamedValuer:
                     gradient[path].add_(slope, alpha=float(weight))
                 else:
                     gradient[path] = slope * float(weight)
+
+        for batch in self._batches():
+            add(*batch)
         return sums
 
     def _told(self, here: Callable[[], _Sums], point: Mapping[str, Tensor]) -> tuple[_Sums | str, int]:
