@@ -24,7 +24,7 @@ class WholeObjective:
     Mini-batches go far at first; near the end most of what their steps do is noise. The objective of all data has
     none, and in evaluation mode it is one function of the weights, so that a method with a memory (L-BFGS) needs
     about one gradient per step and lowers it by a factor each time. Nothing relies on that: values and gradients
-    are those of single precision, without errors, and what comes out is evaluated before it is kept.
+    are those of the model as it runs, without errors, and what comes out is evaluated before it is kept.
 
     Args:
         all_data: the objective.
