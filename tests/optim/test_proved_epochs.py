@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 import surefoot as sf
 from judges.exact import exact_value
@@ -340,6 +340,21 @@ class TestData:
         assert {len(part) for part, _ in found} == {24}
         assert torch.equal(torch.cat([part for part, _ in found]), x)
         assert torch.equal(torch.cat([part for _, part in found]), y)
+
+    @pytest.mark.parametrize(
+        ("sample", "size"),
+        [(torch.zeros(3000), 320), (torch.zeros(3, 100, 100), 40), (torch.zeros(3, 500, 500), 40),
+         (torch.zeros(128, dtype=torch.long), 64)],
+    )  # fmt: skip
+    def test_large_samples_come_in_small_batches(self, sample: Tensor, size: int) -> None:
+        """At most eight batches of training, and as many inputs as fit into four megabytes, or near that."""
+        data = TensorDataset(sample.expand(640, *sample.shape), torch.zeros(640))
+        state = torch.get_rng_state()
+        for loader in (DataLoader(data, 40), DataLoader(data, 40, collate_fn=lambda rows: default_collate(rows))):
+            found = fixed_data(loader)
+            assert torch.equal(state, torch.get_rng_state())
+            assert len(next(iter(found))[0]) == size
+            state = torch.get_rng_state()
 
     def test_a_new_pass_is_begun_unless_one_has_just_ended(self) -> None:
         batches = EndlessBatches(range(3))

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from judges.memory import peak_bytes
 from torch import nn
 
 import surefoot as sf
+from judges.memory import peak_bytes
 
 CALLS: dict[str, Callable[[nn.Module, Any], object]] = {
     "evaluate": lambda model, loader: sf.evaluate(model, loader, sf.CrossEntropy()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
+from surefoot.batches import tensors_of
 from surefoot.torch_private import moved_together, part_here, sharded_modules
 
-_LARGER = 8  # how many batches of training make one of the evaluation, which needs no gradients
+_LARGER = 8  # how many batches of training make one of passes over all data, unless samples are large
+_BYTES, _TOKEN = 2**22, 512  # of the inputs of such a batch, at the most; of a whole number, which stands for many
 _NEAR = 2  # by which factor that may differ, so that all of them have one size
 
 
@@ -191,18 +193,31 @@ class EndlessBatches:
 def fixed_data(loader: Iterable[Any]) -> Iterable[Any]:
     """The samples of a loader in a fixed order and in larger batches, none left out; other iterables as they are.
 
-    All batches have the same size if a number near eight times that of the loader divides the samples.
+    Batches are eight times as large, or less where samples are large, so that memory stays near that of training.
+    All have the same size if a number near that divides the samples.
     """
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return loader
     if loader.batch_size is None or not hasattr(loader.dataset, "__len__"):
         return loader
     count, wanted = len(loader.dataset), _LARGER * loader.batch_size
-    near = [size for size in range(wanted // _NEAR, wanted * _NEAR + 1) if size and count % size == 0]
+    most = max(loader.batch_size, _BYTES // max(_weight_of_a_sample(loader), 1)) if count else wanted
+    wanted = min(wanted, most)
+    near = [size for size in range(wanted // _NEAR, min(wanted * _NEAR, most) + 1) if size and count % size == 0]
     size = max(near, default=min(wanted, count))
     if type(loader.dataset) is TensorDataset and loader.collate_fn is default_collate:
         return list(zip(*(tensor.split(size) for tensor in loader.dataset.tensors), strict=True))
     return DataLoader(loader.dataset, size, num_workers=loader.num_workers, collate_fn=loader.collate_fn)
+
+
+def _weight_of_a_sample(loader: DataLoader[Any]) -> int:
+    """The bytes of an input, for what a network makes of it; 0 where they are not known."""
+    with torch.random.fork_rng(devices=[]):
+        sample = loader.collate_fn([loader.dataset[0]])
+    if not isinstance(sample, list | tuple) or not isinstance(sample[0], Tensor | list | tuple | Mapping):
+        return 0
+    parts = (value for value in tensors_of(sample[0]) if isinstance(value, Tensor))
+    return sum(v.numel() * (v.element_size() if v.is_floating_point() else _TOKEN) for v in parts)
 
 
 @contextmanager
