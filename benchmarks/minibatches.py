@@ -12,14 +12,11 @@ the same run. ``python -m benchmarks.minibatches`` runs all that is not yet in `
 
 from __future__ import annotations
 
-import argparse
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
 from statistics import median
 from typing import Any
 
@@ -28,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import surefoot as sf
-from benchmarks.cells import cell, forget
+from benchmarks.cells import arguments, begun, cell, side_by_side
 from benchmarks.networks import convolutional, digits, measured, mnist, perceptron, residual, small_mnist
 from surefoot.optim.bursts import evaluating, fixed_data
 
@@ -207,11 +204,7 @@ def _alone(name: str) -> Comparison:
 
 def measure(jobs: int = 1, only: str = "") -> list[Comparison]:
     """One comparison per network."""
-    names = [name for name in NETWORKS | OTHERS if only in name]
-    if jobs == 1:
-        return [_alone(name) for name in names]
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        return list(pool.map(_alone, names))
+    return side_by_side(_alone, [name for name in NETWORKS | OTHERS if only in name], jobs)
 
 
 def verdicts(comparisons: Sequence[Comparison]) -> list[tuple[str, str, str, bool]]:
@@ -227,13 +220,7 @@ def verdicts(comparisons: Sequence[Comparison]) -> list[tuple[str, str, str, boo
 
 def main() -> None:
     """Run and print."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--jobs", type=int, default=1, help="networks at the same time")
-    parser.add_argument("--again", default="", help="forget the results whose names hold this word")
-    parser.add_argument("--only", default="", help="networks whose names hold this text")
-    options = parser.parse_args()
-    if options.again:
-        print(f"{forget(options.again)} results are forgotten")
+    options = begun(arguments(__doc__.partition("\n")[0]))
     comparisons = measure(options.jobs, options.only)
     for one in comparisons:
         ratios = ", ".join(f"{one.ratio(start):.2f} from {start:g}" for start in STARTS)

@@ -16,15 +16,12 @@ Prodigy, schedule-free AdamW and D-Adaptation take part if they are installed, b
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing import get_context
 from statistics import median
 
 import torch
@@ -171,10 +168,7 @@ def _named(name: str, seeds: int, quick: bool) -> Study:
 def measure(quick: bool = False, seeds: int = 3, jobs: int = 1, only: str = "") -> list[Study]:
     """One study per network."""
     names = [problem.name for problem in problems(quick) if only in problem.name]
-    if jobs == 1:
-        return [_named(name, seeds, quick) for name in names]
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        return list(pool.map(partial(_named, seeds=seeds, quick=quick), names))
+    return cells.side_by_side(partial(_named, seeds=seeds, quick=quick), names, jobs)
 
 
 def run() -> Iterator[Callable[[], Measurement | Duration]]:
@@ -241,15 +235,10 @@ def verdicts(studies: Sequence[Study]) -> list[tuple[str, str, str, bool]]:
 
 def main() -> None:
     """Run and print."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = cells.arguments(__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a fifth of MNIST, steps tuned with less work")
     parser.add_argument("--seeds", type=int, default=3, help="medians of so many")
-    parser.add_argument("--jobs", type=int, default=1, help="networks at the same time")
-    parser.add_argument("--again", default="", help="forget the results whose names hold this word")
-    parser.add_argument("--only", default="", help="networks whose names hold this text")
-    options = parser.parse_args()
-    if options.again:
-        print(f"{cells.forget(options.again)} results are forgotten")
+    options = cells.begun(parser)
     absent = missing()
     if absent:
         packages = " ".join(PACKAGES[method] for method in absent)

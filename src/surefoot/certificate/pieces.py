@@ -54,7 +54,7 @@ from surefoot.magnitude import Magnitude, minimum, stack
 from surefoot.norms import frobenius_norm
 from surefoot.norms.verified import symmetric_norm
 from surefoot.processes import Processes
-from surefoot.valuation.streamed import is_weightless, refuse_objective, weight_of
+from surefoot.valuation.streamed import is_mean, is_weightless, refuse_objective, weight_of
 
 T = TypeVar("T")
 
@@ -245,7 +245,7 @@ class InPieces:
     @property
     def is_mean(self) -> bool:
         """Whether the objective divides by the weights of its batches."""
-        return self.objective.options["reduction"] in ("mean", "entries")
+        return is_mean(self.objective.options)
 
     def _here(self, domain: Domain | Box) -> _Part:
         """What the batches that are here add."""

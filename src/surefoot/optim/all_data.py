@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -14,8 +15,9 @@ from surefoot.graph.outline import Outline
 from surefoot.objectives import Objective
 from surefoot.optim.bursts import evaluating
 from surefoot.optim.evaluation import outputs_of, weighed
+from surefoot.optim.shards import added_up
 from surefoot.processes import Processes
-from surefoot.valuation.streamed import Streamed, StreamedValuer
+from surefoot.valuation.streamed import Streamed, StreamedValuer, is_mean
 from surefoot.valuation.valuer import Evaluation, EvaluationError, InfiniteValue
 
 _EVALUATION, _ANEW = 0.5, 1.0  # what an evaluation takes, in gradients, and one for which the model is read anew
@@ -95,27 +97,23 @@ class AllData:
     def _sloping(self) -> Streamed:
         """Value and gradient by plain passes of the model, of the data of all processes."""
         weights = {path: value for path, value in self.model.named_parameters() if value.requires_grad}
-        several = self.processes
-        if several is None:
-            parts, slopes = [(found := self._sloping_here(weights))[:2]], found[2]
-        else:
-            value, weight, slopes = several.together(lambda: self._sloping_here(weights))
-            parts = several.gathered(lambda: (value, weight))
-            slopes = {p: slopes.get(p, torch.zeros_like(v, dtype=torch.float64)) for p, v in weights.items()}
-            several.add(slopes.values())
-        is_mean = self.objective.options["reduction"] in ("mean", "entries")
-        whole = float(sum(weight for _, weight in parts)) if is_mean else 1.0
-        value = math.fsum(value for value, _ in parts) / whole
-        return Streamed(Evaluation(value, math.inf), {p: slope.div_(whole) for p, slope in slopes.items()}, 0, 0)
 
-    def _sloping_here(self, weights: Mapping[str, Tensor]) -> tuple[float, Fraction, dict[str, Tensor]]:
-        """The value, by weight, the weight, and the gradient, by weight, of what this process has."""
-        value, total, slopes = 0.0, Fraction(0), dict[str, Tensor]()
-        for x, y in self.data:
-            loss, weight, found = weighed(self.model, self.objective, x, y, weights, double=True)
-            value, total = value + loss, total + weight
-            slopes |= {path: slopes[path].add_(s) if path in slopes else s for path, s in found.items()}
-        return value, total, slopes
+        def here() -> tuple[Streamed, Fraction]:  # by weight
+            value, total, slopes = 0.0, Fraction(0), dict[str, Tensor]()
+            for x, y in self.data:
+                loss, weight, found = weighed(self.model, self.objective, x, y, weights, double=True)
+                value, total = value + loss, total + weight
+                slopes |= {path: slopes[path].add_(s) if path in slopes else s for path, s in found.items()}
+            return Streamed(Evaluation(value, math.inf), slopes, 0, 0), total
+
+        found, weight = here() if self.processes is None else self.processes.together(here)
+        parts = [(found.evaluation.value, weight)]
+        if self.processes is not None:
+            parts = self.processes.gathered(lambda: (found.evaluation.value, weight))
+            found = added_up(found, weights, self.processes)
+        whole = float(sum(weight for _, weight in parts)) if is_mean(self.objective.options) else 1.0
+        mean = Evaluation(math.fsum(value for value, _ in parts) / whole, math.inf)
+        return replace(found, evaluation=mean, gradient={p: s / whole for p, s in (found.gradient or {}).items()})
 
     @property
     def coming(self) -> float:

@@ -88,10 +88,8 @@ def weighed(
         if not loss.requires_grad:
             raise OptimizerError("the loss does not depend on the parameters")
         found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-        slopes = {
-            name: slope.double() * float(weight)
-            for name, slope in zip(parameters, found, strict=True) if slope is not None
-        }  # fmt: skip
+        pairs = zip(parameters, found, strict=True)
+        slopes = {name: slope.double() * float(weight) for name, slope in pairs if slope is not None}
     return float(weight) * float(loss.detach()), weight, slopes
 
 

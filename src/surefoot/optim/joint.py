@@ -19,6 +19,7 @@ from surefoot.objectives import Objective
 from surefoot.optim.bursts import EndlessBatches, evaluating
 from surefoot.optim.evaluation import weighed
 from surefoot.processes import Processes
+from surefoot.valuation.streamed import is_mean
 
 _LAST = 4  # mini-batches that may be asked for again, as those that rates are tried on
 
@@ -83,9 +84,7 @@ class NumberedBatches(EndlessBatches):
 
     def _whole(self, weights: Iterable[Fraction]) -> float:
         """What the loss of a mini-batch divides by, from what those of its parts do."""
-        return (
-            float(sum(weights, Fraction(0))) if self.objective.options["reduction"] in ("mean", "entries") else 1.0
-        )
+        return float(sum(weights, Fraction(0))) if is_mean(self.objective.options) else 1.0
 
 
 class JointBatches(NumberedBatches):

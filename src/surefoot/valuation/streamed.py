@@ -250,7 +250,7 @@ class StreamedValuer:
     @property
     def _is_mean(self) -> bool:
         """Whether the loss divides by something that depends on the batch."""
-        return self._options["reduction"] in ("mean", "entries")
+        return is_mean(self._options)
 
     def _batches(self) -> Iterator[tuple[Any, Tensor, Fraction | None]]:
         """Inputs, targets, and what the mean of a loss of class numbers divides by."""
@@ -325,6 +325,11 @@ class StreamedValuer:
             raise ObjectiveError("no sample of the loader has a weight: their mean is not defined")
 
 
+def is_mean(options: Mapping[str, Any]) -> bool:
+    """Whether a loss divides by the weights of its samples."""
+    return options["reduction"] in ("mean", "entries")
+
+
 def weight_of(graph: Graph, options: Mapping[str, Any], targets: Tensor) -> Fraction:
     """:math:`W_b`, for the graph of the loss of a batch: what its mean divides by, 1 for a sum."""
     weight = _class_weight(options, targets)
@@ -333,10 +338,10 @@ def weight_of(graph: Graph, options: Mapping[str, Any], targets: Tensor) -> Frac
 
 def batch_weight(objective: Any, outputs: Tensor, targets: Tensor) -> Fraction:
     """The same from the outputs of a batch."""
-    weight, reduction = _class_weight(objective.options, targets), objective.options["reduction"]
-    if weight is not None or reduction not in ("mean", "entries"):
+    weight = _class_weight(objective.options, targets)
+    if weight is not None or not is_mean(objective.options):
         return Fraction(1) if weight is None else weight
-    return Fraction(divisor(objective.arranged(outputs, targets)[0].shape, reduction))
+    return Fraction(divisor(objective.arranged(outputs, targets)[0].shape, objective.options["reduction"]))
 
 
 def is_weightless(options: Mapping[str, Any], targets: Tensor) -> bool:
@@ -348,7 +353,7 @@ def _count(graph: Graph, options: Mapping[str, Any]) -> int:
     """What a mean over samples or entries divides by; 1 for another loss."""
     rows = graph.spec(graph.nodes[-1].inputs[0])
     assert isinstance(rows, Spec)
-    return divisor(rows.shape, options["reduction"]) if options["reduction"] in ("mean", "entries") else 1
+    return divisor(rows.shape, options["reduction"]) if is_mean(options) else 1
 
 
 def _class_weight(options: Mapping[str, Any], targets: Tensor) -> Fraction | None:
