@@ -77,7 +77,7 @@ def train(run: Run, save: Path | None, json: bool, report: Path | None) -> Outco
         if not optimizer.history:
             raise  # nothing was reached that could be lost
         stopped = error
-    _save(model, save)
+    save_weights(model, save)
     document = run_document(optimizer)
     document |= {
         "samples": len(data),
@@ -102,7 +102,7 @@ def train(run: Run, save: Path | None, json: bool, report: Path | None) -> Outco
     return Outcome.PROVED if proved or not run.steps else Outcome.NOT_PROVED
 
 
-def _save(model: nn.Module, path: Path | None) -> None:
+def save_weights(model: nn.Module, path: Path | None) -> None:
     """Parameters and buffers, as ``.safetensors`` or as a ``torch.save`` of tensors; whole or not at all."""
     if path is None:
         return

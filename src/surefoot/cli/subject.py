@@ -62,7 +62,7 @@ def subject_of(name: str, source: Source, question: Question | None = None) -> S
         model, x = _from_zoo(target, options, samples, classes, batch, place, source.seed)
     model = model.eval() if source.evaluation else model
     if source.weights is not None:
-        _load_weights(model, source.weights)
+        load_weights(model, source.weights)
     if data is not None:
         data = _suited(model, data.to(_dtype(model)))
         x = data.x
@@ -164,7 +164,7 @@ def _imported(text: str, target: str, options: dict[str, Any]) -> nn.Module:
     return value
 
 
-def _load_weights(model: nn.Module, path: Path) -> None:
+def load_weights(model: nn.Module, path: Path) -> None:
     """Load all parameters and buffers."""
     state, expected = read_tensors(path), model.state_dict()
     if state and all(name.startswith("module.") for name in state):
