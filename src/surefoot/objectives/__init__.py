@@ -1,8 +1,8 @@
 """Losses of the outputs of a model, and regularizers of its weights.
 
-A loss is bound to its targets, ``CrossEntropy(y)``, or gets them with the outputs, ``CrossEntropy()(outputs, y)``.
-Losses are means over the samples, the first dimension of the outputs. Any module that maps outputs to one number is
-a loss, too.
+A loss is bound to its targets, ``CrossEntropy(y)``, or gets them with the outputs, ``CrossEntropy()(outputs,
+y)``. Losses are means over the samples, the first dimension of the outputs. Any module that maps outputs to one
+number is a loss, too.
 
 * ``loss``: :class:`Objective` and :class:`Loss`: value, derivatives, and their :class:`Constants`.
 * ``classes``: :class:`CrossEntropy`, the loss of class numbers.

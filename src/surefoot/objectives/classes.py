@@ -26,10 +26,11 @@ class CrossEntropy(Loss):
     the mean is over all places that count.
 
     *Constants.* With masses M a row is :math:`m_i\log\sum_je^{\hat y_{ij}} - \langle M_i, \hat y_i\rangle`,
-    :math:`m_i = \sum_kM_{ik}`. With p its soft-max the gradient is :math:`m_ip - M_i`, a convex function of p, whose
-    norm is largest at a corner of the simplex: :math:`\sqrt2/n` for the mean of labels. The Hessian is
-    :math:`m_i(\mathrm{diag}(p) - pp^\top)`, of norm at most :math:`2m_i\max_kp_k(1 - p_k) \le m_i/2` by Gershgorin's
-    circles (Böhning, Ann. Inst. Statist. Math. 44, 1992), reached by two classes of probability 1/2 (ERRATA 13).
+    :math:`m_i = \sum_kM_{ik}`. With p its soft-max the gradient is :math:`m_ip - M_i`, a convex function of p,
+    whose norm is largest at a corner of the simplex: :math:`\sqrt2/n` for the mean of labels. The Hessian is
+    :math:`m_i(\mathrm{diag}(p) - pp^\top)`, of norm at most :math:`2m_i\max_kp_k(1 - p_k) \le m_i/2` by
+    Gershgorin's circles (Böhning, Ann. Inst. Statist. Math. 44, 1992), reached by two classes of probability 1/2
+    (ERRATA 13).
 
     Args:
         targets: targets to bind to the loss, or ``None``.
@@ -117,7 +118,9 @@ class CrossEntropy(Loss):
                 f"class numbers of CrossEntropy are not negative, got {int(counted.min())}; samples that do not "
                 "count are marked by ignore_index"
             )
-        weightless = weight is not None and not any(weight[k] for k in counted.unique().tolist() if k < len(weight))
+        weightless = weight is not None and not any(
+            weight[k] for k in counted.unique().tolist() if k < len(weight)
+        )
         if self.reduction == "mean" and targets.numel() and (weightless or not counted.numel()):
             raise ObjectiveError(
                 "no sample of CrossEntropy has a weight: their mean is not defined. Use reduction='sum'"
@@ -139,7 +142,8 @@ class CrossEntropy(Loss):
         labels, classes = self.counted(targets), outputs.shape[self._dimension(outputs, targets)]
         if labels.numel() and int(labels.max()) >= classes:
             raise ObjectiveError(
-                f"CrossEntropy has {classes} classes, numbered from 0, and met the class number {int(labels.max())}"
+                f"CrossEntropy has {classes} classes, numbered from 0, and met the class number "
+                f"{int(labels.max())}"
             )
 
     def _dimension(self, outputs: Shaped, targets: Shaped) -> int:

@@ -3,9 +3,10 @@ r"""Losses of outputs and targets of one shape.
 Each is a mean over the samples of sums over the entries of a sample. (Losses of torch.nn are means over all
 entries: ``reduction="entries"``.) All take the options of :class:`~surefoot.objectives.Loss`.
 
-*Constants.* All but :class:`Square` are :math:`h = c\sum_e\varphi_e(\hat y_e)` with convex :math:`\varphi_e`: the
-Hessian is diagonal, so L is c times the largest :math:`\varphi_e''`, and :math:`\varphi_e'`, which increases, is on
-:math:`|\hat y_e| \le \rho` between its values at the ends: :math:`\ell = c\,\|(\max|\varphi_e'(\pm\rho)|)_e\|_2`.
+*Constants.* All but :class:`Square` are :math:`h = c\sum_e\varphi_e(\hat y_e)` with convex :math:`\varphi_e`:
+the Hessian is diagonal, so L is c times the largest :math:`\varphi_e''`, and :math:`\varphi_e'`, which
+increases, is on :math:`|\hat y_e| \le \rho` between its values at the ends: :math:`\ell =
+c\,\|(\max|\varphi_e'(\pm\rho)|)_e\|_2`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from surefoot.errors import ObjectiveError
-from surefoot.objectives.loss import Loss, Shaped, as_tensor, divisor, frozen_numbers, shape_of
+from surefoot.objectives.loss import Loss, Numbers, Shaped, as_tensor, divisor, frozen_numbers, shape_of
 
 
 class Square(Loss):
@@ -79,9 +80,9 @@ class BinaryCrossEntropy(Entrywise):
     r""":math:`h(\hat y) = \frac1n\sum_{ij}w_{ij}\big((1 - y_{ij})\hat y_{ij} + (1 + (c_{ij} - 1)y_{ij})
     \log(1 + e^{-\hat y_{ij}})\big)`, outputs being logits, targets between 0 and 1.
 
-    With σ the logistic function an entry has the slope :math:`w((1 - y + cy)\sigma(x) - cy)`, affine in y and in σ,
-    so it is largest at their ends, and the second derivative :math:`w(1 - y + cy)\sigma'(x)`, :math:`\sigma' \le
-    \sigma'(0) = \frac14`. The weights w ≥ 0 and c ≥ 0 (``pos_weight``) are broadcast to the outputs.
+    With σ the logistic function an entry has the slope :math:`w((1 - y + cy)\sigma(x) - cy)`, affine in y and in
+    σ, so it is largest at their ends, and the second derivative :math:`w(1 - y + cy)\sigma'(x)`, :math:`\sigma'
+    \le \sigma'(0) = \frac14`. The weights w ≥ 0 and c ≥ 0 (``pos_weight``) are broadcast to the outputs.
 
     >>> round(float(sf.objectives.BinaryCrossEntropy()(torch.zeros(5, 2), torch.ones(5, 2))), 6)
     1.386294
@@ -90,16 +91,23 @@ class BinaryCrossEntropy(Entrywise):
     operation = "surefoot.binary_cross_entropy"
     low, high, allowed = 0.0, 1.0, "numbers between 0 and 1"
     defaults: ClassVar = {"weight": None, "pos_weight": None}
+    weight: Numbers | None
+    pos_weight: Numbers | None
 
-    def __init__(self, targets: Any = None, *, weight: Any = None, pos_weight: Any = None, **averaging: Any) -> None:
+    def __init__(
+        self, targets: Any = None, *, weight: Any = None, pos_weight: Any = None, **averaging: Any
+    ) -> None:
         weights = {"weight": weight, "pos_weight": pos_weight}
-        numbers = {name: frozen_numbers(n, f"the {name} of BinaryCrossEntropy") for name, n in weights.items()}
+        numbers: dict[str, Any] = {
+            name: frozen_numbers(n, f"the {name} of BinaryCrossEntropy") for name, n in weights.items()
+        }
         super().__init__(targets, **averaging, **numbers)
 
     @staticmethod
     def total(outputs: Tensor, targets: Tensor, **own: Any) -> Tensor:
-        weights = {name: numbers if numbers is None else as_tensor(numbers, outputs) for name, numbers in own.items()}
-        return F.binary_cross_entropy_with_logits(outputs, targets, reduction="sum", **weights)
+        weights = own.get("weight"), own.get("pos_weight")
+        w, c = (None if n is None else as_tensor(n, outputs) for n in weights)
+        return F.binary_cross_entropy_with_logits(outputs, targets, weight=w, pos_weight=c, reduction="sum")
 
     def slopes(self, targets: Tensor | None, radius: float) -> tuple[Tensor, Tensor]:
         like = torch.zeros((), dtype=torch.float64) if targets is None else targets
@@ -127,7 +135,8 @@ class Huber(Entrywise):
     r""":math:`h(\hat y) = \frac1n\sum_{ij}\varphi_\delta(\hat y_{ij} - y_{ij})` with :math:`\varphi_\delta(r) =
     r^2/2` for :math:`|r| \le \delta`, and :math:`\delta|r| - \delta^2/2` beyond.
 
-    Its second derivative, 1 within δ and 0 beyond, jumps at δ; :math:`|\varphi'| \le \min(\delta, |\hat y| + |y|)`.
+    Its second derivative, 1 within δ and 0 beyond, jumps at δ; :math:`|\varphi'| \le \min(\delta, |\hat y| +
+    |y|)`.
 
     >>> float(sf.objectives.Huber(delta=2.0)(torch.tensor([[1.0, 5.0]]), torch.zeros(1, 2)))
     8.5
@@ -135,6 +144,7 @@ class Huber(Entrywise):
 
     operation = "surefoot.huber"
     defaults: ClassVar = {"delta": 1.0}
+    delta: float
 
     def __init__(self, targets: Any = None, delta: float = 1.0, **averaging: Any) -> None:
         if not 1e-100 < float(delta) < 1e100:
@@ -170,8 +180,8 @@ class SoftMargin(Entrywise):
 class Poisson(Entrywise):
     r""":math:`h(\hat y) = \frac1n\sum_{ij}(e^{\hat y_{ij}} - y_{ij}\hat y_{ij})`, outputs being log-rates.
 
-    It is convex, and smooth only on bounded sets. ``full=True`` adds Stirling's approximation of :math:`\log y!` for
-    counts above 1, a constant.
+    It is convex, and smooth only on bounded sets. ``full=True`` adds Stirling's approximation of :math:`\log y!`
+    for counts above 1, a constant.
     """
 
     operation = "surefoot.poisson"
@@ -185,15 +195,17 @@ class Poisson(Entrywise):
 
     def slopes(self, targets: Tensor | None, radius: float) -> tuple[Tensor | float, float]:
         steep = math.exp(radius) if radius < 700 else math.inf
-        return (math.inf if targets is None else torch.maximum(steep - targets, targets - math.exp(-radius))), steep
+        return (
+            math.inf if targets is None else torch.maximum(steep - targets, targets - math.exp(-radius))
+        ), steep
 
 
 class Reconstruction(Square):
     r""":math:`h(\hat x) = \frac1n\sum_i\|\hat x_i - x_i\|^2`, the targets being the input x itself.
 
-    If it is not bound to x, an optimizer gets x as targets: ``optimizer.step(x, x)``. The scale is that of half the
-    squared distance; 2 gives the paper's objective. For data between 0 and 1 that are reconstructed as logits, use
-    :class:`BinaryCrossEntropy` of x.
+    If it is not bound to x, an optimizer gets x as targets: ``optimizer.step(x, x)``. The scale is that of half
+    the squared distance; 2 gives the paper's objective. For data between 0 and 1 that are reconstructed as
+    logits, use :class:`BinaryCrossEntropy` of x.
 
     >>> float(sf.objectives.Reconstruction()(torch.tensor([[3.0, 0.0]]), torch.tensor([[0.0, 4.0]])))
     25.0

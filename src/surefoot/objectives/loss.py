@@ -1,8 +1,9 @@
 r"""What all losses have: a value, derivatives, constants, and refusals of outputs and targets that do not fit.
 
-The constants of h are functions of the stacked outputs. For a mean :math:`h = \frac1n\sum_ih_i(\hat y_i)` the gradient
-is the stack of the :math:`\nabla h_i/n` and the Hessian is block diagonal, so :math:`\ell = \frac1n\|(\ell_i)_i\|_2
-\le \max_i\ell_i/\sqrt n` and :math:`L = \max_iL_i/n` (ERRATA 12). What the paper prints is in :mod:`surefoot.paper`.
+The constants of h are functions of the stacked outputs. For a mean :math:`h = \frac1n\sum_ih_i(\hat y_i)` the
+gradient is the stack of the :math:`\nabla h_i/n` and the Hessian is block diagonal, so :math:`\ell =
+\frac1n\|(\ell_i)_i\|_2 \le \max_i\ell_i/\sqrt n` and :math:`L = \max_iL_i/n` (ERRATA 12). What the paper prints
+is in :mod:`surefoot.paper`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Any, ClassVar, Protocol, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -230,7 +231,7 @@ class Loss(Objective):
 
     convex = nonnegative = True
     reductions: tuple[str, ...] = ("mean", "sum", "entries", "row")
-    defaults: Mapping[str, Hashable] = {}  # of the options besides these two
+    defaults: ClassVar[Mapping[str, Any]] = {}  # of the options besides these two
     low, high, allowed = -math.inf, math.inf, ""  # the range of targets, and the range in words if it is bounded
 
     def __init__(

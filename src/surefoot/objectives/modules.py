@@ -125,8 +125,8 @@ _REFUSED: dict[type, str] = {
 class ModelLoss(Objective):
     """The loss that the model itself computes and returns, from targets among its inputs.
 
-    It is not claimed to be non-negative, so optimizers need a lower bound for some guarantees. As a function of the
-    one output it is the identity.
+    It is not claimed to be non-negative, so optimizers need a lower bound for some guarantees. As a function of
+    the one output it is the identity.
 
     >>> float(sf.objectives.ModelLoss()(torch.tensor(3.0)))
     3.0
