@@ -147,7 +147,7 @@ def test_compare_says_which_model_failed(surefoot):
 
 
 def test_reconstructions_are_trained(surefoot):
-    arguments = ("mlp@sizes=4,3,4", "--data", "data.npz", "--objective", "reconstruction")
+    arguments = ("mlp@sizes=4,3,4", "--data", saved(), "--objective", "reconstruction")
     found = surefoot("train", *arguments, "--steps", 1, "--test", 0, "--json")
     assert found.exit_code == 0, found.stderr
     assert surefoot("certify", *arguments).exit_code == 0
