@@ -173,7 +173,7 @@ def refuse_random_samples(loader: Iterable[Any]) -> None:
         and (sampler.replacement or sampler.num_samples != len(sampler.data_source))
     )
     drops = getattr(by_batches, "drop_last", loader.drop_last)
-    if drawn or (shuffles and drops and len(sampler) % (size or 1)):
+    if drawn or (shuffles and drops and len(sampler) % (size or 1)):  # type: ignore[arg-type]
         why = f"{type(sampler).__name__} draws them" if drawn else "shuffle with drop_last leaves some out"
         raise EvaluationError(
             f"each pass of the loader is of other samples ({why}), so that it has no objective of which anything "

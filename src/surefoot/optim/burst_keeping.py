@@ -129,7 +129,7 @@ class BurstKeeper:
             self.value = None
             raise EvaluationError(
                 "the model changed while it was trained: it computes another function of its weights than before, "
-                "so that nothing can be compared. Leave attributes, hooks and temperatures as they are during step() "
+                "so that nothing can be compared. Leave attributes, hooks and temperatures alone during step() "
                 "and run(); weights and buffers are what they were before this burst"
             )
         return found

@@ -135,9 +135,11 @@ class Average:
 def only_looking(model: nn.Module) -> Iterator[None]:
     """A pass that leaves no trace: no gradients, and buffers and random numbers as they were."""
     held = [buffer.clone() for buffer in model.buffers()]
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        yield
-    _copy(model.buffers(), held)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        _copy(model.buffers(), held)
 
 
 def _copy(parameters: Iterable[Tensor], values: Iterable[Tensor]) -> None:
@@ -237,9 +239,17 @@ def _weight_of_a_sample(loader: DataLoader[Any], index: int) -> int:
 def evaluating(model: nn.Module) -> Iterator[None]:
     """The model in evaluation mode; afterwards all modes are what they were."""
     modes = [(module, module.training) for module in model.modules()]
+
+    def restore() -> None:
+        for module, mode in modes:
+            module.training = mode
+
     try:
         model.eval()
         yield
     finally:
-        for module, mode in modes:
-            module.training = mode
+        try:
+            restore()
+        except BaseException:  # an interrupt on the way back leaves no module behind
+            restore()
+            raise

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from surefoot.batches import tensors_of
 from surefoot.calculus.leaves import captured
 from surefoot.errors import EvaluationError
+from surefoot.graph.nodes import in_double
 from surefoot.operations.evaluation import evaluate_in_double
 from surefoot.valuation.samples import are_apart
 
@@ -48,7 +49,9 @@ def refuse_interaction(model: nn.Module, x: Any, y: Tensor) -> None:
         if moving.intersection(node.inputs):
             moving.add(node.name)
     dependent = tuple(node for node in graph.nodes if node.name in moving)
-    if are_apart(graph, dependent, moving, count):
+    others = {name for node in dependent for name in node.inputs} - moving
+    by_place = any(graph.numel(name) % count == 0 for name in others)  # maybe with a number for each place
+    if not by_place and are_apart(graph, dependent, moving, count):
         return
     half = count // 2
     first, middle, last = torch.arange(count).split([half, count - 2 * half, half])
@@ -57,7 +60,7 @@ def refuse_interaction(model: nn.Module, x: Any, y: Tensor) -> None:
     def total(*parts: Tensor) -> float:
         order = torch.cat([parts[0], middle, parts[1]])
         moved = {name: value[order.to(value.device)] for name, value in rows.items()}
-        outputs = evaluate_in_double(graph, {**values, **moved})
+        outputs = evaluate_in_double(graph, {k: in_double(value) for k, value in (values | moved).items()})
         return sum(float(out.square().sum() if out.dim() else out) for out in outputs if out.is_floating_point())
 
     plain, turned, twice, other = total(first, last), total(last, first), total(first, first), total(last, last)
