@@ -32,7 +32,7 @@ ROWS = (
 )
 ROW = {name: k for k, names in enumerate(ROWS) for name in names.split()}
 LEAVES = ("certifying", "clustering", "data", "integrations", "paper", "report", "smoothing", "zoo", "cli")
-MOST_LINES, MOST_FILES_READ = 66413, 60  # of src, and for a certificate: raised only for a new ability
+MOST_LINES, MOST_FILES_READ = 67_040, 60  # of src, and for a certificate: raised only for a new ability
 READ_LEAVES = ("report", "integrations", "cli", "certifying", "__init__", "__main__")
 
 
