@@ -53,12 +53,12 @@ ERRATA: tuple[tuple[str, str, str], ...] = (
     (
         "convex clustering: ℓ ≤ n(n-1)/2",
         "fails for n = 2, where ℓ = √2; n√((n-1)/2) holds for all n. **Not a bound as printed** for n = 2",
-        "flagged by `objectives/constants.py`",
+        "flagged by `paper/losses.py`",
     ),
     (
         "spectral clustering: Σ σᵢ² over i > n - k",
         "Tr((I - P)ZᵀZ) leaves the n - k smallest: i > k",
-        "a value, not a constant: `clustering/spectral.py`",
+        "a value, not a constant: `clustering/objective.py`",
     ),
     (
         "the Newton step is feasible for κ < 1/(L_{h∘f} + L_r)",
@@ -73,12 +73,12 @@ ERRATA: tuple[tuple[str, str, str], ...] = (
     (
         "supervised objectives: only the smoothness of each hᵢ is needed",
         "the mean of n losses has L = max Lᵢ/n and ℓ = max ℓᵢ/√n",
-        "`objectives/constants.py`",
+        "`objectives/loss.py`",
     ),
     (
         "logistic loss ℓ ≤ 2, L ≤ 2; soft-max ℓ = 2, L = 4",
         "√2 and 1/2; 1/2 and √2/(3√3)",
-        "`objectives/constants.py`, `paper/layers.py` (as printed), `operations/softmax.py`",
+        "`objectives/classes.py`, `paper/layers.py` (as printed), `operations/softmax.py`",
     ),
     (
         "residual networks: (a(ω₁), ω₂) is bounded by 1 + m_a",

@@ -7,7 +7,6 @@ import math
 import sys
 from decimal import ROUND_UP, Context, Decimal, localcontext
 
-import surefoot.clustering
 import surefoot.implicit
 import surefoot.operations.captured  # noqa: F401  registers the operations
 from surefoot.operations.record import Rule, rules

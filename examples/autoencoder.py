@@ -26,7 +26,7 @@ from sklearn.decomposition import PCA
 from torch import Tensor
 
 import surefoot as sf
-from surefoot.objectives.entrywise import Reconstruction, encode_decode
+from surefoot.objectives import Reconstruction
 
 CODE, SAMPLES, STEPS = 8, 500, 500
 
@@ -36,7 +36,8 @@ def main() -> Figure:
     torch.manual_seed(0)
     x = data()
     model = sf.zoo.autoencoder(sizes=(64, 24, CODE), activation="tanh").double()
-    chain = encode_decode(model.encoder, model.decoder, x)
+    encoder = sf.Chain(model.encoder, x)
+    chain = encoder >> sf.Chain(model.decoder, encoder.value())
     assert torch.equal(chain.value(), model(x).detach())
     print(chain)
 

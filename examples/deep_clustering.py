@@ -37,7 +37,7 @@ from sklearn.datasets import load_digits
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 from torch import Tensor, nn
 
-from surefoot.clustering import ConvexClustering, Envelope, KMeans, Spectral, nearest_neighbours
+from surefoot.clustering import Clustering, ConvexClustering, KMeans, Spectral, nearest_neighbours
 
 DIGITS, DIMENSION = 10, 16
 OBJECTIVES = {  # with its weight γ
@@ -105,7 +105,7 @@ def train(
     *,
     steps: int,
     rate: float,
-    objective: Envelope | None = None,
+    objective: Clustering | None = None,
     weight: float = 0.0,
 ) -> tuple[float, float]:
     """Adam with a falling rate; returns the clustering objective before the first and the last step."""
@@ -126,7 +126,7 @@ def train(
     return (values[0], values[-1]) if values else (0.0, 0.0)
 
 
-def clusters(objective: Envelope, outputs: Tensor) -> Tensor:
+def clusters(objective: Clustering, outputs: Tensor) -> Tensor:
     """Labels of ten groups."""
     found = objective.solve(outputs)
     return by_kmeans(found.centroids) if isinstance(objective, ConvexClustering) else found.labels

@@ -28,23 +28,16 @@ def cases() -> list[tuple[nn.Module, Tensor]]:
         for weight, positive in itertools.product((None, WEIGHT, rows), (None, WEIGHT)):
             found.append((nn.BCEWithLogitsLoss(weight, pos_weight=positive, reduction=reduction), SOFT))
         found += [(nn.HuberLoss(reduction=reduction, delta=delta), real(1)) for delta in (1.0, 0.3)]
-        found += [(nn.SmoothL1Loss(reduction=reduction, beta=beta), real(1)) for beta in (1.0, 0.3, 0.0)]
-        found.append((nn.L1Loss(reduction=reduction), real(1)))
-        found += [(nn.NLLLoss(weight, reduction=reduction), IGNORED) for weight in (None, WEIGHT)]
-        found.append((nn.NLLLoss(ignore_index=0, reduction=reduction), LABELS))
+        found += [(nn.SmoothL1Loss(reduction=reduction, beta=beta), real(1)) for beta in (1.0, 0.3)]
         found.append((nn.SoftMarginLoss(reduction=reduction), SIGNS))
         found += [
             (nn.MultiLabelSoftMarginLoss(weight, reduction=reduction), (SIGNS + 1) / 2)
             for weight in (None, WEIGHT)
         ]
         found += [(nn.PoissonNLLLoss(full=full, reduction=reduction), COUNTS) for full in (False, True)]
-    for reduction in (*REDUCTIONS, "batchmean"):
-        found.append((nn.KLDivLoss(reduction=reduction), SOFT))
-        found.append((nn.KLDivLoss(reduction=reduction, log_target=True), SOFT.log()))
     return found
 
 
-@pytest.mark.filterwarnings("ignore:reduction. 'mean' divides:UserWarning")
 @pytest.mark.parametrize(
     ("loss", "y"), cases(), ids=lambda case: repr(case) if isinstance(case, nn.Module) else ""
 )
@@ -70,16 +63,13 @@ def test_values_and_gradients_are_those_of_torch(loss, y):
         (nn.SmoothL1Loss(beta=0.5), 2 / 18),
         (nn.BCEWithLogitsLoss(), 0.25 / 18),
         (nn.SoftMarginLoss(), 0.25 / 18),
-        (nn.NLLLoss(), 0.0),
-        (nn.L1Loss(), float("inf")),
     ],
 )
 def test_their_smoothness(loss, smoothness):
-    integer = isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss)
+    integer = isinstance(loss, nn.CrossEntropyLoss)
     y = LABELS if integer else SIGNS.clamp(min=0.0)
     found = from_torch(loss, SIGNS if isinstance(loss, nn.SoftMarginLoss) else y).constants((6, 3))
     assert float(found.smoothness) == pytest.approx(smoothness, rel=1e-6)
-    assert found.smooth == (smoothness < float("inf"))
 
 
 @pytest.mark.parametrize(
@@ -88,12 +78,13 @@ def test_their_smoothness(loss, smoothness):
         (nn.MSELoss(reduction="none"), "no single number"),
         (nn.BCELoss(), "BCEWithLogitsLoss"),
         (nn.GaussianNLLLoss(), "variance"),
-        (nn.CosineEmbeddingLoss(), "several outputs"),
-        (nn.TripletMarginLoss(), "several outputs"),
         (nn.MultiMarginLoss(), "kinks"),
-        (nn.CTCLoss(), "alignments"),
+        (nn.CTCLoss(), "CTCLoss is not covered"),
+        (nn.L1Loss(), "kinks"),
+        (nn.SmoothL1Loss(beta=0.0), "kinks"),
+        (nn.KLDivLoss(), "return scores"),
         (nn.PoissonNLLLoss(log_input=False), "positive outputs"),
-        (nn.CrossEntropyLoss(label_smoothing=1.0), "label_smoothing=1"),
+        (nn.CrossEntropyLoss(label_smoothing=1.0), "label smoothing"),
         (nn.Tanh(), "Tanh is not covered"),
         (type("Mine", (nn.MSELoss,), {})(), "Mine is not covered"),
     ],

@@ -8,7 +8,6 @@ from torch import nn
 
 import surefoot as sf
 from surefoot.objectives import BinaryCrossEntropy, Huber, ObjectiveError, Ridge
-from surefoot.operations.losses.cross_entropy import masses
 
 LABELS = torch.tensor([0, 2, 1, 2, 2])
 SOFT = torch.softmax(torch.randn(5, 3, generator=torch.Generator().manual_seed(1)), dim=1)
@@ -71,6 +70,7 @@ def test_any_module_is_an_objective():
         (sf.CrossEntropy(), "no targets"),
         (sf.Square(LABELS), "one shape"),
         (nn.Identity(), "one number"),
+        (sf.Square, "write Square"),
     ],
 )
 def test_what_does_not_fit_is_refused(objective, word):
@@ -148,20 +148,6 @@ def test_samples_are_averaged_and_their_entries_added_up():
     assert torch.allclose(BinaryCrossEntropy(whole)(scores), BinaryCrossEntropy(whole.float())(scores))
 
 
-def test_masses_are_what_torch_computes():
-    outputs = torch.randn(5, 3, dtype=torch.float64)
-    for y in (LABELS, SOFT.double(), torch.tensor([0, 1, -7, 2, 2])):
-        for reduction in ("mean", "sum"):
-            options = {
-                "weight": (0.3, 2.0, 0.7),
-                "label_smoothing": 0.2,
-                "ignore_index": -7,
-                "reduction": reduction,
-            }
-            expected = -(masses(y, 3, **options, scale=1.5) * torch.log_softmax(outputs, dim=1)).sum()
-            assert torch.allclose(sf.CrossEntropy(y, **options, scale=1.5)(outputs), expected, rtol=1e-13)
-
-
 def test_the_smoothness_of_a_ridge():
     ridge = Ridge({"0": 0.5, "2": 2.0})
     assert ridge.convex
@@ -169,15 +155,3 @@ def test_the_smoothness_of_a_ridge():
     assert float(ridge.smoothness) == 2.0
     hessian = torch.autograd.functional.hessian(lambda u: ridge({"2.weight": u}), torch.randn(3))
     assert float(torch.linalg.matrix_norm(hessian, 2)) == pytest.approx(float(ridge.smoothness))
-
-
-def test_a_composition_is_made_once():
-    from surefoot.calculus.leaves import attach
-    from surefoot.operations.captured import capture
-
-    model, x = network()
-    graph = capture(model, x)
-    first, _ = attach(graph, sf.CrossEntropy(LABELS))
-    second, targets = attach(graph, sf.CrossEntropy(LABELS.flip(0)))
-    assert first is second
-    assert torch.equal(next(iter(targets.values())), LABELS.flip(0))

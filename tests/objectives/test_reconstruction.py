@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 import surefoot as sf
-from surefoot.objectives import ObjectiveError
-from surefoot.objectives.entrywise import Reconstruction, encode_decode
+from surefoot.objectives import ObjectiveError, Reconstruction
 
 X = torch.randn(6, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
 
@@ -29,7 +28,8 @@ def test_it_is_the_objective_of_the_paper() -> None:
 
 def test_the_composition_of_two_chains_is_that_of_the_models() -> None:
     network = model()
-    chain = encode_decode(network.encoder, network.decoder, X)
+    encoder = sf.Chain(network.encoder, X)
+    chain = encoder >> sf.Chain(network.decoder, encoder.value())
     whole = sf.Chain(network, X)
     assert len(chain) == len(whole)
     assert torch.equal(chain.value(), whole.value())

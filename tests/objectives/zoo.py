@@ -37,7 +37,4 @@ LOSSES: dict[str, o.Objective] = {
     "huber, narrow": o.Huber(real(5), delta=0.3, reduction="sum"),
     "margin": o.SoftMargin(SIGNS),
     "poisson": o.Poisson(COUNTS, full=True),
-    "absolute": o.Absolute(real(6)),
-    "likelihood": o.NegativeLogLikelihood(LABELS, weight=WEIGHT),
-    "divergence": o.Divergence(SOFT, reduction="row"),
 }

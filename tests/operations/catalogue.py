@@ -8,7 +8,6 @@ from functools import cache
 from operations import (
     cases_arithmetic,
     cases_choices,
-    cases_clustering,
     cases_convolution,
     cases_implicit,
     cases_layout,
@@ -25,7 +24,6 @@ from operations.harness import SETTINGS, Study, study
 _FAMILIES = (
     cases_arithmetic,
     cases_choices,
-    cases_clustering,
     cases_convolution,
     cases_implicit,
     cases_layout,

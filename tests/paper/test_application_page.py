@@ -13,10 +13,10 @@ from paper_judges import normal, tensor_norm
 from judges.pages import from_docs
 from surefoot import paper
 from surefoot.magnitude import Magnitude
-from surefoot.objectives.constants import TWO_CLUSTERED_POINTS
 from surefoot.paper.algorithm import VALUE_AT_ZERO_DROPPED
 from surefoot.paper.chains import SWAPPED_RADII
 from surefoot.paper.layers import CONVOLUTION_BIAS, OVERLAPPING_MAX_POOL, RESIDUAL_BOUND
+from surefoot.paper.losses import TWO_CLUSTERED_POINTS
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import surefoot as sf
 from surefoot.batches import digest
 from surefoot.errors import CaptureError, ObjectiveError
-from surefoot.objectives import BinaryCrossEntropy, Huber, NegativeLogLikelihood, Poisson
+from surefoot.objectives import BinaryCrossEntropy, Huber, Poisson
 from surefoot.valuation.streamed import StreamedValuer
 from surefoot.valuation.valuer import EvaluationError
 
@@ -36,7 +36,6 @@ LOSSES: dict[str, tuple[Callable[[], Any], bool]] = {
     "ignored": (lambda: sf.CrossEntropy(ignore_index=1), True),
     "both": (lambda: sf.CrossEntropy(ignore_index=1, weight=[0.1, 0.2, 0.3], scale=3.0), True),
     "sum": (lambda: sf.CrossEntropy(reduction="sum"), True),
-    "likelihood": (lambda: NegativeLogLikelihood(weight=[1.0, 2.0, 0.3]), True),
     "square": (sf.Square, False),
     "entries": (lambda: sf.Square(reduction="entries"), False),
     "row": (lambda: Huber(reduction="row"), False),

@@ -51,7 +51,7 @@ def attach(graph: Graph, objective: nn.Module) -> tuple[Graph, dict[str, Tensor]
     The objective is a loss bound to targets, or any module that maps the outputs to one number.
 
     >>> graph = sf.Chain(nn.Linear(4, 3), torch.ones(5, 4)).graph
-    >>> whole, targets = sf.objectives.attach(graph, sf.Square(torch.zeros(5, 3)))
+    >>> whole, targets = attach(graph, sf.Square(torch.zeros(5, 3)))
     >>> [node.op for node in whole.nodes], list(targets)
     (['aten.linear', 'surefoot.square'], ['targets'])
     """
@@ -60,7 +60,7 @@ def attach(graph: Graph, objective: nn.Module) -> tuple[Graph, dict[str, Tensor]
         raise ObjectiveError(
             f"an objective reads one tensor, the model returns {len(graph.outputs)}: return only what is compared"
         )
-    if not isinstance(objective, Attachable):
+    if not getattr(objective, "operation", "") or not isinstance(objective, Attachable):
         return _composed_with_module(graph, outputs, objective), {}
     if not objective.takes_targets:
         objective.check(outputs, None)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import surefoot as sf
-from surefoot import clustering, objectives
+from surefoot import objectives
 from surefoot.cli import output
 from surefoot.cli.guard import UsageError
 from surefoot.cli.models import Spec, build, sample_shape
@@ -146,9 +146,8 @@ def objective_class(name: str) -> type[objectives.Objective]:
     """The objective of this name: ``cross-entropy`` is ``CrossEntropy``."""
     exported = [getattr(objectives, attribute) for attribute in objectives.__all__]
     losses = [each for each in exported if isinstance(each, type) and issubclass(each, objectives.Objective)]
-    losses = [*losses, clustering.ConvexClustering, clustering.KMeans, clustering.Spectral]
     by_name = {re.sub(r"(?<=[a-z])(?=[A-Z])", "-", each.__name__).lower(): each for each in losses}
-    for general in ("objective", "loss"):
+    for general in ("objective", "loss", "own-loss"):
         del by_name[general]
     if name not in by_name:
         raise UsageError(f"there is no objective '{name}': use {', '.join(sorted(by_name))}")

@@ -15,7 +15,7 @@ from surefoot.batches import tensors_of
 from surefoot.cli import output
 from surefoot.cli.guard import UsageError
 from surefoot.data import Dataset, read_tensors
-from surefoot.objectives.base import shape_of
+from surefoot.objectives.loss import shape_of
 from surefoot.optim.bursts import evaluating
 
 

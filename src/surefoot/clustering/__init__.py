@@ -1,23 +1,20 @@
 """Clustering objectives: functions of all outputs together, without targets.
 
-* ``envelope``: what they have in common: each is the distance of the outputs from simple points.
-* ``kmeans``: :class:`KMeans`, points in k places.
-* ``spectral``: :class:`Spectral`, points in a space of dimension k.
-* ``convex``: :class:`ConvexClustering`, points that pull each other together, and its inner problem.
-* ``weights``: which pairs pull, and how strongly; differences along the edges of a graph.
-* ``fusion``: the solver of convex clustering, with its proof of accuracy.
-* ``reduced``: convex clustering with given clusters, and its derivative.
+Each is half the squared distance of the outputs from simple points, plus a penalty. A *majoriser* is the square
+loss with the nearest simple point as targets: it is above the objective and equal to it at the present outputs,
+so proved steps on it descend the objective (:mod:`surefoot.clustering.objective`).
+
+* ``objective``: :class:`Clustering`, what they share; :class:`KMeans` and :class:`Spectral`.
+* ``convex``: :class:`ConvexClustering`, by accelerated dual ascent with a proved gap.
+* ``edges``: which samples convex clustering pulls together.
 """
 
-from surefoot.clustering.convex import ConvexClustering
-from surefoot.clustering.envelope import Envelope
-from surefoot.clustering.fusion import ConvexClusteringResult
-from surefoot.clustering.kmeans import KMeans, KMeansResult
-from surefoot.clustering.spectral import Spectral, SpectralResult
-from surefoot.clustering.weights import Edges, all_pairs, explicit, matrix, nearest_neighbours
+from surefoot.clustering.convex import ConvexClustering, ConvexClusteringResult
+from surefoot.clustering.edges import Edges, all_pairs, explicit, matrix, nearest_neighbours
+from surefoot.clustering.objective import Clustering, KMeans, KMeansResult, Spectral, SpectralResult
 
 __all__ = [
-    "ConvexClustering", "ConvexClusteringResult", "Edges", "Envelope", "KMeans", "KMeansResult", "Spectral",
+    "Clustering", "ConvexClustering", "ConvexClusteringResult", "Edges", "KMeans", "KMeansResult", "Spectral",
     "SpectralResult", "all_pairs", "explicit", "matrix", "nearest_neighbours",
 ]  # fmt: skip
 

@@ -1,36 +1,33 @@
-"""Objectives: losses of the outputs of a model, bound to their targets or not.
+"""Losses of the outputs of a model, and regularizers of its weights.
 
-* ``base``: :class:`Objective`: value, derivatives, constants; :class:`Loss`, with a scale and a reduction.
-* ``constants``: :class:`Constants` of an objective as a function of the stacked outputs, certified or as printed.
-* ``cross_entropy``: :class:`CrossEntropy` and :class:`NegativeLogLikelihood`, losses of class numbers.
+A loss is bound to its targets, ``CrossEntropy(y)``, or gets them with the outputs, ``CrossEntropy()(outputs,
+y)``. Losses are means over the samples, the first dimension of the outputs. Any module that maps outputs to one
+number is a loss, too.
+
+* ``loss``: :class:`Objective` and :class:`Loss`: value, derivatives, and their :class:`Constants`.
+* ``classes``: :class:`CrossEntropy`, the loss of class numbers.
 * ``entrywise``: losses of outputs and targets of one shape, from :class:`Square` to :class:`Reconstruction`.
-* ``torch_losses``: losses of torch.nn as objectives, and :class:`ModelLoss`, of models that return their loss.
-* ``regularizers``: functions of the parameters: :class:`Ridge`, :class:`PseudoHuber`, :class:`ElasticNet`.
+* ``modules``: losses of torch.nn and any modules as objectives, and models that return their loss.
+* ``regularizers``: :class:`Ridge`, :class:`PseudoHuber`, :class:`ElasticNet`.
 """
 
-from surefoot.calculus.leaves import attach
-from surefoot.objectives.base import Loss, Objective
-from surefoot.objectives.constants import Constants, ObjectiveError
-from surefoot.objectives.cross_entropy import CrossEntropy, NegativeLogLikelihood
+from surefoot.objectives.classes import CrossEntropy
 from surefoot.objectives.entrywise import (
-    Absolute,
     BinaryCrossEntropy,
-    Divergence,
     Huber,
     Poisson,
     Reconstruction,
     SoftMargin,
     Square,
-    encode_decode,
 )
+from surefoot.objectives.loss import Constants, Loss, Objective, ObjectiveError
+from surefoot.objectives.modules import ModelLoss, OwnLoss, as_objective, from_torch
 from surefoot.objectives.regularizers import ElasticNet, PseudoHuber, Regularizer, Ridge
-from surefoot.objectives.torch_losses import ModelLoss, as_objective, from_torch
 
 __all__ = [
-    "Absolute", "BinaryCrossEntropy", "Constants", "CrossEntropy", "Divergence", "ElasticNet", "Huber", "Loss",
-    "ModelLoss", "NegativeLogLikelihood", "Objective", "ObjectiveError", "Poisson", "PseudoHuber",
-    "Reconstruction", "Regularizer", "Ridge", "SoftMargin", "Square", "as_objective", "attach", "encode_decode",
-    "from_torch",
+    "BinaryCrossEntropy", "Constants", "CrossEntropy", "ElasticNet", "Huber", "Loss",
+    "ModelLoss", "Objective", "ObjectiveError", "OwnLoss", "Poisson", "PseudoHuber",
+    "Reconstruction", "Regularizer", "Ridge", "SoftMargin", "Square", "as_objective", "from_torch",
 ]  # fmt: skip
 
 

@@ -1,89 +1,71 @@
 r"""Regularisers: convex functions of the parameters that are added to an objective, entry by entry.
 
 .. math:: r(u) = \sum_t\rho_t\sum_i\phi(u_{t,i}) + \lambda_t\|u_t\|_1, \qquad \phi(0) = \phi'(0) = 0,\quad
-    0 \le \phi'' \le c,
+    0 \le \phi'' \le 1,
 
-with one weight per parameter block, or one for all. Integrating twice from 0 gives :math:`0 \le \phi(z) \le \frac
-c2z^2` and :math:`|\phi'(z)| \le c|z|`. So on :math:`\|u_t\| \le b` the smooth part of block t is at most
-:math:`\frac12\rho_tcb^2`, its gradient at most :math:`\rho_tcb` long and its Hessian, which is diagonal, at most
-:math:`\rho_tc`: :math:`L_r = c\max_t\rho_t` (the paper has one :math:`\rho`). The part with kinks, if there is
+with one weight per parameter block, or one for all. Integrating twice from 0 gives :math:`0 \le \phi(z) \le
+\frac12z^2` and :math:`|\phi'(z)| \le |z|`. So on :math:`\|u_t\| \le b` the smooth part of block t is at most
+:math:`\frac12\rho_tb^2`, its gradient at most :math:`\rho_tb` long and its Hessian, which is diagonal, at most
+:math:`\rho_t`: :math:`L_r = \max_t\rho_t` (the paper has one :math:`\rho`). The part with kinks, if there is
 one, is for proximal steps (:class:`surefoot.optim.ProjectedGradient`).
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from surefoot.errors import ObjectiveError
 from surefoot.magnitude import Magnitude, maximum
-from surefoot.objectives.constants import ObjectiveError
 
 Weight = float | Mapping[str, float]
 
 
-def _checked(weight: Weight, what: str) -> Weight:
-    numbers = weight.values() if isinstance(weight, Mapping) else [weight]
-    if any(not 0 <= float(number) < math.inf for number in numbers):
-        raise ObjectiveError(f"a {what} has finite weights ≥ 0, got {weight!r}")
-    return weight
-
-
-def _of(weight: Weight, parameter: str) -> float:
-    return float(weight.get(parameter.rpartition(".")[0], 0.0) if isinstance(weight, Mapping) else weight)
-
-
-class Regularizer(ABC):
-    r"""A penalty :math:`\rho_t\sum_i\phi(u_{t,i})`; a subclass gives :meth:`terms`, :meth:`slopes` and c.
+class Regularizer:
+    r"""A penalty :math:`\rho_t\sum_i\phi(u_{t,i})`, half the squares unless a subclass says otherwise.
 
     Args:
         weight: :math:`\rho`, or a mapping from block paths (the modules that own the parameters) to weights;
             blocks that are not named have none.
-
-    Attributes:
-        curvature: c, at least :math:`\sup\phi''`.
-        smooth: whether there is no part with kinks.
     """
 
     convex = True
-    smooth = True
-    curvature = 1.0
+    smooth = True  # no part with kinks
 
     def __init__(self, weight: Weight) -> None:
-        self.weight = _checked(weight, type(self).__name__)
+        self.weight = self._checked(weight)
 
-    @abstractmethod
+    def _checked(self, weight: Weight) -> Weight:
+        numbers = weight.values() if isinstance(weight, Mapping) else [weight]
+        if any(not 0 <= float(number) < math.inf for number in numbers):
+            raise ObjectiveError(f"a {type(self).__name__} has finite weights ≥ 0, got {weight!r}")
+        return weight
+
     def terms(self, values: Tensor) -> Tensor:
         r""":math:`\phi` of every entry, computed within a relative :math:`16u`, differentiable."""
+        return 0.5 * values.square()
 
-    @abstractmethod
     def slopes(self, values: Tensor) -> Tensor:
         r""":math:`\phi'` of every entry."""
+        return values
 
     @property
     def smoothness(self) -> Magnitude:
-        """The Lipschitz constant of the gradient of the smooth part: the largest over the blocks.
-
-        >>> float(sf.Ridge({"0": 0.5, "2": 2.0}).smoothness)
-        2.0
-        """
+        """The Lipschitz constant of the gradient of the smooth part: the largest weight."""
         weights = self.weight.values() if isinstance(self.weight, Mapping) else [self.weight]
-        return maximum(Magnitude.zero(), *map(float, weights)) * self.curvature
+        return maximum(Magnitude.zero(), *map(float, weights))
 
     def weight_of(self, parameter: str) -> float:
-        """The weight of a parameter, by path."""
-        return _of(self.weight, parameter)
+        """The weight of a parameter, by path: also the bound of the second derivatives of its penalty."""
+        return _weight_of(self.weight, parameter)
 
-    def curvature_of(self, parameter: str) -> float:
-        r""":math:`\rho_tc` of the block of a parameter."""
-        return self.weight_of(parameter) * self.curvature
+    curvature_of = weight_of
 
     @property
     def smooth_part(self) -> Regularizer:
-        """The regulariser without the part with kinks."""
         return self
 
     def threshold_of(self, parameter: str) -> float:
@@ -92,15 +74,14 @@ class Regularizer(ABC):
 
     def __call__(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """The value, differentiable in the parameters."""
-        terms = [self._term(path, value) for path, value in parameters.items()]
-        if not terms:
+        if not parameters:
             raise ObjectiveError("a regulariser needs parameters")
-        return sum(terms[1:], terms[0])
-
-    def _term(self, path: str, value: Tensor) -> Tensor:
-        smooth = self.weight_of(path) * self.terms(value).sum()
-        weight = self.threshold_of(path)
-        return smooth + weight * value.abs().sum() if weight else smooth
+        total = torch.zeros((), dtype=next(iter(parameters.values())).dtype)
+        for path, value in parameters.items():
+            total = total.to(value.device) + self.weight_of(path) * self.terms(value).sum()
+            if weight := self.threshold_of(path):
+                total = total + weight * value.abs().sum()
+        return total
 
     def enclosed(self, parameters: Mapping[str, Tensor]) -> tuple[float, float]:
         r"""The value in double precision, and a bound on its error.
@@ -120,17 +101,11 @@ class Regularizer(ABC):
         return f"{type(self).__name__}({self.weight!r})"
 
 
-class _Squares(Regularizer):
-    def terms(self, values: Tensor) -> Tensor:
-        """Half of the square."""
-        return 0.5 * values.square()
-
-    def slopes(self, values: Tensor) -> Tensor:
-        """The entry."""
-        return values
+def _weight_of(weight: Weight, parameter: str) -> float:
+    return float(weight.get(parameter.rpartition(".")[0], 0.0) if isinstance(weight, Mapping) else weight)
 
 
-class Ridge(_Squares):
+class Ridge(Regularizer):
     r""":math:`r(u) = \sum_t\frac{\rho_t}2\|u_t\|^2`.
 
     >>> float(sf.Ridge(0.5)({"layer.weight": torch.tensor([3.0, 4.0])}))
@@ -146,12 +121,7 @@ class PseudoHuber(Regularizer):
     computed as :math:`z^2/(1 + \sqrt{1 + (z/\delta)^2})`, which does not cancel: the root and the sum are of
     numbers not below 1, so seven operations leave a relative error below :math:`16u`.
 
-    Args:
-        weight: as for :class:`Regularizer`.
-        delta: δ, the size of entries at which it bends.
-
-    >>> penalty = sf.objectives.PseudoHuber(1.0, delta=0.5)
-    >>> float(penalty({"layer.weight": torch.tensor([0.0, 100.0])})) < 0.5 * 100
+    >>> float(sf.objectives.PseudoHuber(1.0, delta=0.5)({"layer.weight": torch.tensor([0.0, 100.0])})) < 0.5 * 100
     True
     """
 
@@ -162,18 +132,16 @@ class PseudoHuber(Regularizer):
         self.delta = float(delta)
 
     def terms(self, values: Tensor) -> Tensor:
-        """The penalty of each number, in a form without cancellation."""
         return values.square() / (1 + (1 + (values / self.delta).square()).sqrt())
 
     def slopes(self, values: Tensor) -> Tensor:
-        """The derivative of the penalty of each number."""
         return values / (1 + (values / self.delta).square()).sqrt()
 
     def __repr__(self) -> str:
         return f"PseudoHuber({self.weight!r}, delta={self.delta!r})"
 
 
-class ElasticNet(_Squares):
+class ElasticNet(Regularizer):
     r""":math:`r(u) = \sum_t\lambda_t\|u_t\|_1 + \frac{\rho_t}2\|u_t\|^2`: absolute values make entries zero.
 
     Args:
@@ -188,16 +156,14 @@ class ElasticNet(_Squares):
 
     def __init__(self, l1: Weight, l2: Weight = 0.0) -> None:
         super().__init__(l2)
-        self.l1 = _checked(l1, "ElasticNet")
+        self.l1 = self._checked(l1)
 
     @property
     def smooth_part(self) -> Ridge:
-        """The squares."""
         return Ridge(self.weight)
 
     def threshold_of(self, parameter: str) -> float:
-        r""":math:`\lambda_t`."""
-        return _of(self.l1, parameter)
+        return _weight_of(self.l1, parameter)
 
     def __repr__(self) -> str:
         return f"ElasticNet({self.l1!r}, {self.weight!r})"

@@ -88,7 +88,7 @@ def has_factor(problem: Problem) -> bool:
 def _stated(objective: Objective) -> Callable[..., Factor | None] | None:
     """The factor that the record of the loss states, if the loss is that of the record."""
     record = records().get(objective.operation)
-    if record is None or record.loss is None or type(objective).function is not record.loss.function:
+    if record is None or record.loss is None or not type(objective).function.__module__.startswith("surefoot."):
         return None
     return record.factor
 

@@ -2,7 +2,8 @@
 
 * ``constants``: records for functions, bi-affine maps, layers and results, with their flags.
 * ``layers``: the printed constants of layers, activations, pooling, normalisation, residual and implicit
-  layers; those of objectives are in ``surefoot.objectives.constants``.
+  layers.
+* ``losses``: those of losses.
 * ``chains``: restriction to a ball, compositions, stacks and sums, a chain as a function of its input;
   Lemma smooth, its corollary, Lemma smooth_gen, the objective.
 * ``algorithm``: Algorithm 4 with all its intermediate numbers, and the constants around a point.
@@ -11,7 +12,6 @@
 * ``reader``: the algorithm on a PyTorch model, as a certificate.
 """
 
-from surefoot.objectives.constants import convex_clustering, logistic_loss, square_loss, supervised
 from surefoot.paper.algorithm import InnerTrace, LayerTrace, Trace, algorithm_4, around_point
 from surefoot.paper.chains import (
     ObjectiveResult,
@@ -45,6 +45,7 @@ from surefoot.paper.layers import (
     softmax,
     softplus,
 )
+from surefoot.paper.losses import convex_clustering, logistic_loss, square_loss, supervised
 from surefoot.paper.vgg import (
     Application,
     BatchNormComparison,

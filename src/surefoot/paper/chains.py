@@ -31,7 +31,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from surefoot.magnitude import Magnitude, Number, minimum, stack
-from surefoot.objectives.constants import PrintedLoss
 from surefoot.paper.constants import (
     INFINITY,
     ONE,
@@ -43,6 +42,7 @@ from surefoot.paper.constants import (
     merge_flags,
     radii_of,
 )
+from surefoot.paper.losses import PrintedLoss
 
 _Total = Callable[[Magnitude], Magnitude]
 _sum, _norm, _max = Magnitude.sum, Magnitude.norm, Magnitude.max

@@ -1,58 +1,68 @@
-"""Objectives: a loss as a module, its derivatives and its constants."""
+r"""What all losses have: a value, derivatives, constants, and refusals of outputs and targets that do not fit.
+
+The constants of h are functions of the stacked outputs. For a mean :math:`h = \frac1n\sum_ih_i(\hat y_i)` the
+gradient is the stack of the :math:`\nabla h_i/n` and the Hessian is block diagonal, so :math:`\ell =
+\frac1n\|(\ell_i)_i\|_2 \le \max_i\ell_i/\sqrt n` and :math:`L = \max_iL_i/n` (ERRATA 12). What the paper prints
+is in :mod:`surefoot.paper`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Literal, Self, TypedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from surefoot.errors import ObjectiveError
-from surefoot.graph.checks import as_targets
-from surefoot.graph.nodes import Spec
-from surefoot.objectives.constants import Constants, certified
-from surefoot.operations.losses.sums import Numbers
-from surefoot.operations.record import LossFacts, records
+from surefoot.magnitude import Magnitude
 from surefoot.torch_private import with_buffer
 
-_UNSTATED = LossFacts(
-    lambda *arguments: NotImplemented,
-    convex=True,
-    smooth=True,
-    nonnegative=True,
-    options={"reduction": "mean", "scale": 1.0},
-)
+Numbers: TypeAlias = "float | tuple[Numbers, ...]"
 
 
-class _Fact:
-    """An attribute that is read from the record of the operation, unless the class sets it."""
+class Shaped(Protocol):
+    """A tensor, or what stands for one: only its shape and its type matter."""
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
 
-    def __get__(self, instance: Objective | None, owner: type[Objective]) -> Any:
-        return getattr(owner.facts(), self.name)
 
+@dataclass(frozen=True)
+class Constants:
+    r"""Constants of a loss over :math:`\|\hat y\|_2 \le \rho`.
 
-def _fact() -> Any:
-    return _Fact()
+    Attributes:
+        lipschitz: :math:`\ell \ge \sup\|\nabla h\|_2`.
+        smoothness: the Lipschitz constant L of :math:`\nabla h`; :math:`\sup\|\nabla^2h\|_{2,2}` where it exists.
+
+    >>> round(float(sf.Square(torch.zeros(2, 1)).constants((2, 1), radius=1.0).smoothness), 9)
+    0.5
+    """
+
+    lipschitz: Magnitude
+    smoothness: Magnitude
 
 
 class Objective(nn.Module):
-    """A function :math:`h(\\hat y)` or :math:`h(\\hat y, y)` of all outputs, one sample per row.
+    r"""A function :math:`h(\hat y)` or :math:`h(\hat y, y)` of all outputs, one sample per row.
 
     ``objective(outputs, y)`` is its value. An objective made with targets is bound to them and called as
-    ``objective(outputs)``; so is one without targets (clustering).
-
-    The mathematics is that of its operation (:mod:`surefoot.operations.losses`), whose record has the function and
-    says whether it is convex, smooth, non-negative and quadratic (:class:`~surefoot.operations.record.LossFacts`).
-    If neither the record nor the class says so, the first three are claimed.
+    ``objective(outputs)``; so is one without targets. What a class does not state is not claimed: without
+    ``nonnegative`` optimizers ask for a lower bound.
 
     Attributes:
-        operation: the name of the operation.
+        operation: the name under which it is recorded in graphs, if it has one.
+        function: computes it from outputs, targets if there are any, and :attr:`options`.
         takes_targets: whether outputs are compared with targets.
+        convex: whether h is convex.
+        smooth: whether its gradient is Lipschitz continuous.
+        nonnegative: whether h ≥ 0.
+        quadratic: whether its Hessian is constant.
 
     Raises:
         ObjectiveError: by every method, if targets are missing or something does not fit.
@@ -62,24 +72,18 @@ class Objective(nn.Module):
     (0.5, 0.5)
     """
 
-    operation: str
-    takes_targets: bool = True
+    operation = ""
+    function: Callable[..., Tensor]
     targets: Tensor | None
-    function: Callable[..., Tensor] = _fact()
-    convex: bool = _fact()
-    smooth: bool = _fact()
-    nonnegative: bool = _fact()
-    quadratic: bool = _fact()
+    takes_targets = True
+    convex = False
+    smooth = True
+    nonnegative = False
+    quadratic = False
 
     def __init__(self, targets: Any = None) -> None:
         super().__init__()
         self.register_buffer("targets", None if targets is None else self.admitted(targets), persistent=False)
-
-    @classmethod
-    def facts(cls) -> LossFacts:
-        """The facts about the loss in the record of the operation."""
-        record = records().get(cls.operation)
-        return _UNSTATED if record is None or record.loss is None else record.loss
 
     def bound_to(self, targets: Any) -> Self:
         """The loss with the same options and these targets; ``None`` for no targets."""
@@ -88,9 +92,12 @@ class Objective(nn.Module):
     def admitted(self, targets: Any) -> Tensor:
         """Targets as a tensor, after a check of their values."""
         try:
-            tensor = as_targets(targets).detach()
+            tensor = (targets if isinstance(targets, Tensor) else torch.as_tensor(targets)).detach()
         except (TypeError, ValueError, RuntimeError) as error:
             raise ObjectiveError(f"targets are a tensor or what becomes one, got {targets!r}") from error
+        if tensor.is_inference():  # through tensors made in inference mode there are no derivatives
+            with torch.inference_mode(False):
+                tensor = tensor.clone()
         if tensor.device.type != "meta":
             self.check_values(tensor)
         return tensor
@@ -101,33 +108,27 @@ class Objective(nn.Module):
             raise ObjectiveError(f"the targets of {type(self).__name__} have entries that are not finite")
 
     @property
-    def options(self) -> dict[str, Hashable]:
-        """The keyword arguments of :attr:`function`, by name."""
+    def options(self) -> Mapping[str, Hashable]:
         return {}
 
-    def check(self, outputs: Spec, targets: Spec | None) -> None:
+    def check(self, outputs: Shaped, targets: Shaped | None) -> None:
         """Refuse outputs and targets whose shapes or types do not fit."""
-        raise NotImplementedError
 
-    def target_spec(self, outputs: Spec) -> Spec:
-        """The usual shape and type of targets for these outputs."""
-        return outputs
-
-    def fit(self, outputs: Spec, targets: Tensor) -> None:
+    def fit(self, outputs: Shaped, targets: Tensor) -> None:
         """Refuse targets that do not fit the outputs, by their shape or by their values."""
-        self.check(outputs, spec_of(targets))
+        self.check(outputs, targets)
 
     def forward(self, outputs: Tensor, targets: Any = None) -> Tensor:
-        """The value, differentiable in the outputs."""
         if not self.takes_targets:
-            self.check(spec_of(outputs), None)
+            self.check(outputs, None)
             return type(self).function(outputs, **self.options)
         chosen = self.chosen(targets).to(outputs.device)
-        self.fit(spec_of(outputs), chosen)
+        if not torch.compiler.is_compiling():  # while a graph is recorded there are no values to look at
+            self.fit(outputs, chosen)
         return type(self).function(*self.arranged(outputs, chosen), **self.options)
 
     def arranged(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs and targets in the shapes that the operation reads; this may only move numbers."""
+        """Outputs and targets in the shapes that :attr:`function` reads; this may only move numbers."""
         return outputs, targets
 
     def chosen(self, targets: Any = None) -> Tensor:
@@ -145,29 +146,21 @@ class Objective(nn.Module):
         """The gradient in the outputs, of their shape and without a graph."""
         with torch.enable_grad():
             point = outputs.detach().requires_grad_()
-            return _derivative(self(point, targets), point, None)
+            return _derivative(self(point, targets), point).detach()
 
     def hessian_vector_product(self, outputs: Tensor, direction: Tensor, targets: Any = None) -> Tensor:
-        r""":math:`\nabla^2h(\hat y)` applied to a direction, of the shape of the outputs and without a graph.
-
-        The Hessian exists almost everywhere; where it jumps (:class:`~surefoot.objectives.Huber` at a distance of
-        δ), this is its value on one side.
-        """
+        r""":math:`\nabla^2h(\hat y)` applied to a direction, without a graph; where it jumps, from one side."""
         if direction.shape != outputs.shape:
             raise ObjectiveError(
                 f"a direction has the shape of the outputs, {tuple(outputs.shape)}, got {tuple(direction.shape)}"
             )
         with torch.enable_grad():
             point = outputs.detach().requires_grad_()
-            slope = _derivative(self(point, targets), point, None, create_graph=True)
-            return _derivative(slope, point, direction.detach().to(slope))
+            slope = _derivative(self(point, targets), point)
+            return _derivative(slope, point, direction.detach().to(slope)).detach()
 
     def constants(
-        self,
-        outputs: Tensor | Sequence[int],
-        targets: Any = None,
-        radius: float = math.inf,
-        table: Literal["certified", "paper"] = "certified",
+        self, outputs: Tensor | Sequence[int], targets: Any = None, radius: float = math.inf
     ) -> Constants:
         r"""Lipschitz constants of h and of its gradient over :math:`\|\hat y\|_2 \le` ``radius``, outputs stacked.
 
@@ -175,53 +168,50 @@ class Objective(nn.Module):
             outputs: a tensor of outputs, or its shape; their values do not matter.
             targets: by default those the loss is bound to; without any, the constants hold for all targets.
             radius: radius of the ball; infinite for the whole space.
-            table: ``"certified"``, or ``"paper"`` for the paper's constants, flagged where they do not hold.
 
         Raises:
-            ObjectiveError: if something does not fit, or the paper has no constants of the objective.
+            ObjectiveError: if something does not fit, or there are no constants of the objective.
         """
-        spec, radius = spec_of(outputs), float(radius)
+        try:
+            shape = outputs.shape if isinstance(outputs, Tensor) else [int(size) for size in outputs]
+            like, radius = torch.empty(shape, device="meta"), float(radius)
+        except (TypeError, ValueError, RuntimeError) as error:
+            what = f"outputs are a tensor or its shape, such as (samples, classes), got {outputs!r}"
+            raise ObjectiveError(what) from error
         if not radius >= 0:
             raise ObjectiveError(f"the radius of a ball of outputs is a number ≥ 0, got {radius!r}")
         chosen = self.chosen(targets) if targets is not None or self.targets is not None else None
         if chosen is not None:
-            self.fit(spec, chosen)
+            self.fit(like, chosen)
+            like, chosen = self.arranged(like, chosen)
         elif not self.takes_targets:
-            self.check(spec, None)
-        if table == "certified":
-            return certified(self, spec, chosen, radius)
-        if table == "paper":
-            return self.paper_constants(spec, chosen, radius)
-        raise ObjectiveError(f"the table of constants is 'certified' or 'paper', got {table!r}")
+            self.check(like, None)
+        unknown = chosen is None or chosen.device.type == "meta"
+        slope, bend = self.suprema(like.shape, None if unknown else chosen, radius)
+        slack = 1 + (like.numel() + 64) * 2.0**-51  # a few roundings for each entry
+        return Constants(Magnitude.of(slope) * slack, Magnitude.of(bend) * slack)
 
-    def paper_constants(self, outputs: Spec, targets: Tensor | None, radius: float) -> Constants:
-        """The constants that the paper prints for this objective; refused if there are none."""
+    def suprema(self, shape: Sequence[int], targets: Tensor | None, radius: float) -> tuple[float, float]:
+        """ℓ and L up to round-off, for these or for all targets."""
         raise ObjectiveError(
-            f"the paper gives no constants of {type(self).__name__} with these options: use table='certified'"
+            f"{type(self).__name__} states no constants: surefoot.certify(nn.Identity(), outputs, objective, "
+            "wrt='input', domain=…) has them"
         )
 
     def extra_repr(self) -> str:
-        """The shape of the targets."""
-        return "" if self.targets is None else f"targets: {'×'.join(map(str, self.targets.shape))}"
+        return "" if self.targets is None else f"targets: {shape_of(self.targets)}"
 
 
-def _derivative(value: Tensor, point: Tensor, direction: Tensor | None, create_graph: bool = False) -> Tensor:
+def _derivative(value: Tensor, point: Tensor, direction: Tensor | None = None) -> Tensor:
     """The derivative with respect to a point, contracted with a direction; zero if there is no dependence."""
     if not value.requires_grad:
         return torch.zeros_like(point)
-    (slope,) = torch.autograd.grad(value, point, direction, create_graph=create_graph, allow_unused=True)
+    (slope,) = torch.autograd.grad(value, point, direction, create_graph=direction is None, allow_unused=True)
     return torch.zeros_like(point) if slope is None else slope
 
 
-class Averaging(TypedDict, total=False):
-    """The options that all losses have."""
-
-    reduction: str
-    scale: float
-
-
 class Loss(Objective):
-    """A loss of outputs and targets.
+    """A convex loss of outputs and targets.
 
     Args:
         targets: targets to bind to the loss, or ``None``.
@@ -239,71 +229,69 @@ class Loss(Objective):
     [1.5, 3.0, 0.5]
     """
 
+    convex = nonnegative = True
     reductions: tuple[str, ...] = ("mean", "sum", "entries", "row")
+    defaults: ClassVar[Mapping[str, Any]] = {}  # of the options besides these two
     low, high, allowed = -math.inf, math.inf, ""  # the range of targets, and the range in words if it is bounded
 
     def __init__(
         self, targets: Any = None, *, reduction: str = "mean", scale: float = 1.0, **others: Hashable
     ) -> None:
-        name, usual = type(self).__name__, self.facts().options
+        name, choices = type(self).__name__, ", ".join(self.reductions)
         if reduction not in self.reductions:
-            raise ObjectiveError(
-                f"the reduction of {name} is one of {', '.join(self.reductions)}, got {reduction!r}"
-            )
+            raise ObjectiveError(f"the reduction of {name} is one of {choices}, got {reduction!r}")
         if not 0 < float(scale) < math.inf:
             raise ObjectiveError(f"the scale of {name} is a positive number, got {scale!r}")
-        if unknown := sorted(others.keys() - usual.keys()):
+        if unknown := sorted(others.keys() - self.defaults.keys()):
             raise TypeError(f"{name} has no option {', '.join(unknown)}")
         self.reduction, self.scale = reduction, float(scale)
-        for option in usual.keys() - {"reduction", "scale"}:
-            setattr(self, option, others.get(option, usual[option]))
+        for option, usual in self.defaults.items():
+            setattr(self, option, others.get(option, usual))
         super().__init__(targets)
 
     @property
     def options(self) -> dict[str, Hashable]:
-        """The keyword arguments of :attr:`function`, by name."""
-        return {name: getattr(self, name) for name in self.facts().options}
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether all options have their default values: the paper's mean over the samples."""
-        return not self._unusual()
-
-    def _unusual(self) -> dict[str, Hashable]:
-        usual = self.facts().options
-        return {name: value for name, value in self.options.items() if value != usual[name]}
+        return {name: getattr(self, name) for name in (*self.defaults, "reduction", "scale")}
 
     def check_values(self, targets: Tensor) -> None:
-        """Refuse targets that are out of range or not finite."""
         within = (targets >= self.low) & (targets <= self.high)
         if self.allowed and not bool(within.all()):
             raise ObjectiveError(f"the targets of {type(self).__name__} are {self.allowed}")
         super().check_values(targets)
 
-    def check(self, outputs: Spec, targets: Spec | None) -> None:
-        """Refuse targets of another shape than the outputs, and empty outputs."""
+    def check(self, outputs: Shaped, targets: Shaped | None) -> None:
         assert targets is not None
         name = type(self).__name__
-        if outputs.shape != targets.shape or not outputs.shape:
+        if tuple(outputs.shape) != tuple(targets.shape) or not outputs.shape:
             shapes = f"{shape_of(outputs)} and {shape_of(targets)}"
             raise ObjectiveError(f"{name} compares outputs and targets of one shape, got {shapes}")
         refuse_empty(name, outputs)
 
     def extra_repr(self) -> str:
-        """The options that are not the defaults, and the shape of the targets."""
-        options = [f"{name}={_short(value)}" for name, value in self._unusual().items()]
-        return ", ".join(filter(None, [*options, super().extra_repr()]))
+        usual = {**self.defaults, "reduction": "mean", "scale": 1.0}
+        changed = {name: value for name, value in self.options.items() if value != usual[name]}
+        short = {k: f"{len(v)} numbers" if isinstance(v, tuple) else v for k, v in changed.items()}
+        return ", ".join(filter(None, [*(f"{k}={v}" for k, v in short.items()), super().extra_repr()]))
 
 
-def refuse_empty(name: str, outputs: Spec) -> None:
-    """Refuse outputs without entries, as their mean is not defined."""
-    if not outputs.numel:
+def divisor(shape: Sequence[int], reduction: str) -> int:
+    """What the sum over all entries is divided by, for outputs of this shape."""
+    return math.prod({"mean": shape[:1], "entries": shape, "row": shape[1:]}.get(reduction, ()))
+
+
+def refuse_empty(name: str, outputs: Shaped) -> None:
+    if not math.prod(outputs.shape):
         raise ObjectiveError(f"{name} of {shape_of(outputs)} outputs is not defined: give at least one sample")
 
 
-def shape_of(spec: Spec | Tensor) -> str:
+def shape_of(tensor: Shaped) -> str:
     """A shape as it reads in a sentence."""
-    return "×".join(map(str, spec.shape)) or "a number"
+    return "×".join(map(str, tensor.shape)) or "a number"
+
+
+def as_tensor(numbers: Numbers, like: Tensor) -> Tensor:
+    """Weights as a tensor of the type and on the device of another one."""
+    return torch.tensor(numbers, dtype=torch.float64).to(like)
 
 
 def frozen_numbers(value: Any, what: str) -> Numbers | None:
@@ -316,25 +304,8 @@ def frozen_numbers(value: Any, what: str) -> Numbers | None:
         raise ObjectiveError(f"{what} is a tensor or what becomes one, got {value!r}") from error
     if not bool(((numbers >= 0) & (numbers < torch.inf)).all()):
         raise ObjectiveError(f"{what} has finite entries ≥ 0, got {value!r}")
-    return _tuples(numbers.tolist())
 
+    def tuples(numbers: Any) -> Numbers:
+        return tuple(map(tuples, numbers)) if isinstance(numbers, list) else float(numbers)
 
-def _tuples(numbers: Any) -> Numbers:
-    return tuple(map(_tuples, numbers)) if isinstance(numbers, list) else float(numbers)
-
-
-def _short(value: Any) -> str:
-    return f"{len(value)} numbers" if isinstance(value, tuple) else str(value)
-
-
-def spec_of(outputs: Tensor | Sequence[int]) -> Spec:
-    """Shape and type of a tensor of outputs, or of a shape; refuses anything else."""
-    if isinstance(outputs, Tensor):
-        return Spec(tuple(outputs.shape), outputs.dtype)
-    try:
-        shape = tuple(int(size) for size in outputs)
-    except (TypeError, ValueError):
-        shape = (-1,)
-    if any(size < 0 for size in shape):
-        raise ObjectiveError(f"outputs are a tensor or its shape, such as (samples, classes), got {outputs!r}")
-    return Spec(shape, torch.get_default_dtype())
+    return tuples(numbers.tolist())

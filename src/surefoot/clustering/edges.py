@@ -11,20 +11,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.clustering.kmeans import PACKAGES, positive
+from surefoot.clustering.objective import PACKAGES, positive
+from surefoot.errors import ObjectiveError
 from surefoot.loading import optional
-from surefoot.objectives.constants import ObjectiveError
 
 LARGEST = 2**22  # the largest number of pairs
 
 
 @dataclass(frozen=True, eq=False)
 class Edges:
-    """A graph of the samples: the two ends of every edge, and its positive weight.
+    r"""A graph of the samples: the two ends of every edge, and its positive weight.
+
+    B is the map with :math:`(Bx)_e = x_i - x_j` for an edge e = (i, j), row by row.
 
     >>> edges = sf.clustering.Edges(torch.tensor([0, 1]), torch.tensor([1, 2]), torch.ones(2), count=3)
-    >>> len(edges)
-    2
+    >>> len(edges), edges.differences(torch.tensor([[1.0], [2.0], [4.0]])).flatten().tolist()
+    (2, [-1.0, -2.0])
     """
 
     first: Tensor
@@ -35,16 +37,53 @@ class Edges:
     def __len__(self) -> int:
         return len(self.weights)
 
-    @cached_property
-    def incidence(self) -> Incidence:
-        """Differences along the edges."""
-        return Incidence(self.first, self.second, self.count)
-
     def to(self, device: torch.device) -> Edges:
-        """The edges on a device."""
         if self.weights.device == device:
             return self
         return Edges(self.first.to(device), self.second.to(device), self.weights.to(device), self.count)
+
+    def degrees(self, amounts: Tensor) -> Tensor:
+        """The sum of amounts of the edges at every sample."""
+        total = torch.zeros(self.count, dtype=amounts.dtype, device=amounts.device)
+        return total.index_add_(0, self.first, amounts).index_add_(0, self.second, amounts)
+
+    def differences(self, samples: Tensor) -> Tensor:
+        """Bx, an edge per row."""
+        return samples.index_select(0, self.first).sub_(samples.index_select(0, self.second))
+
+    def sums(self, edges: Tensor) -> Tensor:
+        """Bᵀz, a sample per row."""
+        if self._transpose is not None:
+            return torch.mm(self._transpose, edges)
+        total = edges.new_zeros((self.count, edges.shape[1]))
+        return total.index_add_(0, self.first, edges).index_add_(0, self.second, edges, alpha=-1)
+
+    @cached_property
+    def _transpose(self) -> Tensor | None:
+        """Bᵀ by compressed rows, twenty times as fast as adding at indices; ``None`` where torch cannot."""
+        node = torch.cat([self.first, self.second])
+        order = torch.argsort(node, stable=True)
+        starts = torch.zeros(self.count + 1, dtype=torch.long, device=node.device)
+        torch.cumsum(torch.bincount(node, minlength=self.count), 0, out=starts[1:])
+        signs = torch.where(order < len(self), 1.0, -1.0).to(torch.float64)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # torch calls this layout a beta
+            try:
+                transpose = torch.sparse_csr_tensor(starts, order % len(self), signs, (self.count, len(self)))
+                torch.mm(transpose, signs.new_zeros((len(self), 1)))
+            except RuntimeError:
+                return None
+        return transpose
+
+    def components(self, joined: Tensor) -> Tensor:
+        """The connected component of every sample, where only edges that are marked join."""
+        graphs = optional("scipy.sparse.csgraph", PACKAGES, "convex clustering", ObjectiveError)
+        sparse = optional("scipy.sparse", PACKAGES, "convex clustering", ObjectiveError)
+        ends = [end[joined].cpu().numpy() for end in (self.first, self.second)]
+        matrix = sparse.coo_matrix((joined[joined].cpu().numpy(), ends), shape=(self.count, self.count))
+        return torch.as_tensor(
+            graphs.connected_components(matrix, directed=False)[1], dtype=torch.long, device=self.first.device
+        )
 
 
 def all_pairs(count: int, device: torch.device | str = "cpu") -> Edges:
@@ -99,7 +138,7 @@ def nearest_neighbours(points: Tensor, neighbours: int = 10, bandwidth: float | 
     lengths = torch.linalg.vector_norm(flat[first] - flat[second], dim=1)
     width = float(lengths.median()) if bandwidth is None else bandwidth
     weights = torch.exp(-0.5 * (lengths / width).square()) if width > 0 else torch.ones_like(lengths)
-    return kept(first, second, weights, len(flat))
+    return _positive_edges(first, second, weights, len(flat))
 
 
 def explicit(edges: Any, weights: Any = None, count: int | None = None) -> Edges:
@@ -116,12 +155,12 @@ def explicit(edges: Any, weights: Any = None, count: int | None = None) -> Edges
     >>> sf.clustering.explicit([(0, 1), (1, 2)]).weights.tolist()
     [1.0, 1.0]
     """
-    pairs = torch.as_tensor(edges)
+    pairs = torch.as_tensor(edges).detach()
     if pairs.dim() != 2 or pairs.shape[1] != 2 or pairs.is_floating_point() or pairs.dtype == torch.bool:
         raise ObjectiveError(
             f"edges are pairs of sample numbers, E × 2 whole numbers, got {tuple(pairs.shape)} of {pairs.dtype}"
         )
-    pairs = pairs.detach().long()
+    pairs = pairs.long()
     samples = count if count is not None else int(pairs.max()) + 1 if len(pairs) else 0
     if len(pairs) and (int(pairs.min()) < 0 or int(pairs.max()) >= samples):
         raise ObjectiveError(
@@ -133,7 +172,7 @@ def explicit(edges: Any, weights: Any = None, count: int | None = None) -> Edges
     values = torch.ones(len(pairs), device=pairs.device) if weights is None else torch.as_tensor(weights).detach()
     if values.shape != pairs.shape[:1]:
         raise ObjectiveError(f"there is one weight per edge, {len(pairs)} of them, got {tuple(values.shape)}")
-    return kept(pairs[:, 0], pairs[:, 1], values.to(pairs.device, torch.float64), samples)
+    return _positive_edges(pairs[:, 0], pairs[:, 1], values.to(pairs.device, torch.float64), samples)
 
 
 def matrix(weights: Tensor) -> Edges:
@@ -148,93 +187,12 @@ def matrix(weights: Tensor) -> Edges:
             f"a matrix of weights is square and symmetric, got one of shape {tuple(values.shape)}"
         )
     first, second = torch.triu_indices(len(values), len(values), 1, device=values.device)
-    return kept(first, second, values[first, second], len(values))
+    return _positive_edges(first, second, values[first, second], len(values))
 
 
-def kept(first: Tensor, second: Tensor, weights: Tensor, count: int) -> Edges:
+def _positive_edges(first: Tensor, second: Tensor, weights: Tensor, count: int) -> Edges:
     """Edges of positive weight; refuses weights that are negative or not finite."""
     if not bool(((weights >= 0) & torch.isfinite(weights)).all()):
         raise ObjectiveError("weights are finite numbers ≥ 0")
     pulls = weights > 0
     return Edges(first[pulls].contiguous(), second[pulls].contiguous(), weights[pulls], count)
-
-
-class Incidence:
-    r"""The map B with :math:`(Bx)_e = x_i - x_j` for an edge e = (i, j), row by row, and its transpose.
-
-    >>> b = Incidence(torch.tensor([0, 0]), torch.tensor([1, 2]), 3)
-    >>> b.differences(torch.tensor([[1.0], [2.0], [4.0]], dtype=torch.float64)).T.tolist()
-    [[-1.0, -3.0]]
-    >>> b.sums(torch.tensor([[1.0], [10.0]], dtype=torch.float64)).T.tolist()
-    [[11.0, -1.0, -10.0]]
-    """
-
-    def __init__(self, first: Tensor, second: Tensor, count: int) -> None:
-        self.first, self.second, self.count = first, second, count
-        self._transpose = self._sparse()
-        self._scratch: Tensor | None = None
-
-    def __len__(self) -> int:
-        return len(self.first)
-
-    def degrees(self, amounts: Tensor) -> Tensor:
-        """The sum of amounts of the edges at every node."""
-        total = torch.zeros(self.count, dtype=amounts.dtype, device=amounts.device)
-        return total.index_add_(0, self.first, amounts).index_add_(0, self.second, amounts)
-
-    def differences(self, nodes: Tensor, out: Tensor | None = None) -> Tensor:
-        """Bx, an edge per row."""
-        shape = (len(self), nodes.shape[1])
-        out = nodes.new_empty(shape) if out is None else out
-        if self._scratch is None or self._scratch.shape != shape:
-            self._scratch = nodes.new_empty(shape)
-        torch.index_select(nodes, 0, self.first, out=out)
-        torch.index_select(nodes, 0, self.second, out=self._scratch)
-        return out.sub_(self._scratch)
-
-    def sums(self, edges: Tensor, out: Tensor | None = None) -> Tensor:
-        """Bᵀz, a node per row."""
-        out = edges.new_empty((self.count, edges.shape[1])) if out is None else out
-        if self._transpose is not None:
-            return torch.mm(self._transpose, edges, out=out)
-        return out.zero_().index_add_(0, self.first, edges).index_add_(0, self.second, edges, alpha=-1)
-
-    def _sparse(self) -> Tensor | None:
-        """Bᵀ by compressed rows, twenty times as fast as adding at indices; ``None`` where torch cannot."""
-        edges = len(self)
-        node = torch.cat([self.first, self.second])
-        order = torch.argsort(node, stable=True)
-        starts = torch.zeros(self.count + 1, dtype=torch.long, device=node.device)
-        torch.cumsum(torch.bincount(node, minlength=self.count), 0, out=starts[1:])
-        signs = torch.where(order < edges, 1.0, -1.0).to(torch.float64)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # torch calls this layout a beta
-            try:
-                transpose = torch.sparse_csr_tensor(starts, order % max(edges, 1), signs, (self.count, edges))
-                torch.mm(transpose, signs.new_zeros((edges, 1)))
-            except RuntimeError:
-                return None
-        return transpose
-
-
-def components(first: Tensor, second: Tensor, count: int) -> Tensor:
-    """The connected component of every node, numbered from zero in order of their smallest nodes.
-
-    Every node takes the smallest label among its neighbours and then follows labels to their ends, until nothing
-    changes.
-
-    >>> components(torch.tensor([0, 3]), torch.tensor([2, 4]), 5).tolist()
-    [0, 1, 0, 2, 2]
-    """
-    label = torch.arange(count, device=first.device)
-    while True:
-        low = torch.minimum(label[first], label[second])
-        new = label.clone()
-        for end in (first, second):
-            new.scatter_reduce_(0, end, low, "amin")  # the nodes themselves
-            new.scatter_reduce_(0, label[end], low, "amin")  # and the nodes they point to
-        while not torch.equal(new, new[new]):
-            new = new[new]
-        if torch.equal(new, label):
-            return torch.unique(label, return_inverse=True)[1]
-        label = new

@@ -1,103 +1,12 @@
-r"""The constants of an objective as a function of the stacked outputs.
-
-They are the Lipschitz constants of :math:`h(\hat y)` and of its gradient over :math:`\|\hat y\|_2 \le \rho`. The
-certified ones are the bounds of the objective's rule on that ball, which :func:`surefoot.certify` composes with a
-network. For a mean over n samples they are :math:`\ell = \max_i\ell_i/\sqrt n` and :math:`L = \max_iL_i/n`
-(ERRATA 12).
-
-Below them are the constants that the paper prints (appendices on supervised and unsupervised objectives). For a
-number that is not an upper bound, ``unsound`` has a sentence that names the erratum and says what holds instead.
-"""
+"""The constants of losses that the paper prints (appendices on supervised and unsupervised objectives)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from surefoot.enclosure import Enclosure, constant, unknown_constant
-from surefoot.errors import ObjectiveError
-from surefoot.graph.nodes import Node, Ref, Spec
 from surefoot.magnitude import Magnitude, Number, stack
-from surefoot.operations.call import Call
-from surefoot.operations.record import rules
-
-if TYPE_CHECKING:
-    from surefoot.objectives.base import Objective
-
-
-@dataclass(frozen=True)
-class Constants:
-    r"""Constants of an objective over :math:`\|\hat y\|_2 \le \rho`.
-
-    Attributes:
-        lipschitz: :math:`\ell \ge \sup\|\nabla h\|_2`.
-        smoothness: the Lipschitz constant L of :math:`\nabla h`; :math:`\sup\|\nabla^2h\|_{2,2}` where it exists.
-        convex: whether h is convex.
-        smooth: whether L is finite.
-        flags: why a constant is infinite or, in the paper's table, not an upper bound.
-
-    >>> found = sf.Square(torch.zeros(2, 1)).constants((2, 1), radius=1.0)
-    >>> found.convex, float(found.smoothness)
-    (True, 0.5)
-    """
-
-    lipschitz: Magnitude
-    smoothness: Magnitude
-    convex: bool
-    smooth: bool
-    flags: tuple[str, ...] = ()
-
-
-def certified(objective: Objective, outputs: Spec, targets: Tensor | None, radius: float) -> Constants:
-    """The constants by the rule of an objective on a ball of outputs around zero, for given or for all targets."""
-    rule = rules().get(objective.operation)
-    if rule is None:
-        raise ObjectiveError(
-            f"no rule is known for '{objective.operation}': register one with surefoot.register_rule, or override "
-            f"{type(objective).__name__}.constants"
-        )
-    device = torch.device("cpu") if targets is None else targets.device
-    enclosures = {"outputs": _ball(outputs, radius, device)}
-    if objective.takes_targets:
-        if targets is None or targets.device.type == "meta":
-            spec = objective.target_spec(outputs) if targets is None else Spec(tuple(targets.shape), targets.dtype)
-            enclosures["targets"] = unknown_constant(spec, 1)
-        else:
-            enclosures["targets"] = constant(targets, 1)
-    node = Node(
-        name="loss",
-        op=objective.operation,
-        target=type(objective).function,
-        args=tuple(map(Ref, enclosures)),
-        kwargs=objective.options,
-        module="objective",
-        spec=Spec((), outputs.dtype),
-    )
-    bounds = rule(Call(node, enclosures))
-    slope, curvature = bounds.jacobian["outputs"], bounds.curvature.get(("outputs", "outputs"), Magnitude.zero())
-    flags = () if curvature.is_finite or not bounds.reason else (bounds.reason,)
-    return Constants(slope, curvature, objective.convex, bool(curvature.is_finite), flags)
-
-
-def _ball(spec: Spec, radius: float, device: torch.device) -> Enclosure:
-    """The outputs on a ball around zero; without a centre for the whole space, or on the meta device."""
-    size, has_centre = Magnitude.of(radius), math.isfinite(radius) and device.type != "meta"
-    return Enclosure(
-        spec=spec,
-        value=torch.zeros(spec.shape, dtype=torch.float64, device=device) if has_centre else None,
-        bound=size,
-        peak=size,
-        spread=size if has_centre else Magnitude.infinity(),
-        rows=None,
-        error=Magnitude.zero() if has_centre else Magnitude.infinity(),
-        lipschitz=Magnitude.zero((1,)),
-    )
-
 
 MANY_LABELS = (
     "Also wrong in the paper: the logistic loss of a label y ∈ {0,1}^q with r ones has ℓ = √(r+1) (a class is "
