@@ -208,3 +208,14 @@ def test_a_step_that_is_interrupted_half_way_leaves_nothing_behind(surefoot, mon
     ):  # what is proved of round-off depends on what was asked before
         assert found.pop(key) == pytest.approx(expected.pop(key), rel=1e-10)
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("certify", "vgg16", "--batch", 10**21), ("certify", "mlp@sizes=4,100000000000000000000000,3"),
+     ("train", "mlp@sizes=64,100000000000000000,10", "--steps", 1), ("certify", "mlp@sizes=" + "-" * 20000 + "1")],
+)  # fmt: skip
+def test_absurd_sizes_and_depths_are_refused_in_words(surefoot, arguments):
+    found = surefoot(*arguments)
+    assert found.exit_code == 2
+    assert "sizes" in found.stderr

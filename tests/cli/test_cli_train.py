@@ -27,9 +27,9 @@ def data(here: Path) -> str:
     return "points.npz"
 
 
-def run(surefoot, *arguments):
+def run(surefoot, *arguments, code=0):
     found = surefoot("train", MODEL, *arguments, "--json")
-    assert found.exit_code == 0, found.stderr
+    assert found.exit_code == code, found.stderr
     return json.loads(found.stdout)
 
 
@@ -51,9 +51,10 @@ def test_training_is_that_of_the_library(surefoot, data):
 @pytest.mark.parametrize("optimizer", ["certified", "gauss-newton"])
 def test_a_resumed_run_is_the_uninterrupted_one(surefoot, data, batch, optimizer):
     arguments = ["--data", data, "--optimizer", optimizer, *batch]
-    whole = run(surefoot, *arguments, "--steps", 8, "--save", "whole.pt")
-    run(surefoot, *arguments, "--steps", 5, "--checkpoint", "run.pt")
-    resumed = run(surefoot, *arguments, "--steps", 8, "--checkpoint", "run.pt", "--save", "resumed.pt")
+    code = 0 if optimizer == "certified" else 1  # nothing is proved of the others
+    whole = run(surefoot, *arguments, "--steps", 8, "--save", "whole.pt", code=code)
+    run(surefoot, *arguments, "--steps", 5, "--checkpoint", "run.pt", code=code)
+    resumed = run(surefoot, *arguments, "--steps", 8, "--checkpoint", "run.pt", "--save", "resumed.pt", code=code)
     assert resumed["losses"] == whole["losses"]
     saved = [torch.load(name, weights_only=True) for name in ("whole.pt", "resumed.pt")]
     assert all(torch.equal(saved[0][name], saved[1][name]) for name in saved[0])

@@ -144,7 +144,8 @@ def compare(
 def train(start: o.Start, run: o.Run, json: o.Json = False, report: o.Report = None) -> Outcome:
     """Train a model without a learning rate: every step is proved to descend before it is taken.
 
-    Exit code 1 if nothing can be proved because the smoothness is infinite, or if a promise was not kept.
+    Gauss-Newton and Newton steps are proved with --damping certified; else they are judged by the loss after them.
+    Exit code 1 if nothing was proved, as there or where the smoothness is infinite, or if a promise was not kept.
 
     Examples:
 
@@ -154,7 +155,7 @@ def train(start: o.Start, run: o.Run, json: o.Json = False, report: o.Report = N
 
       surefoot train mymodels:net --data mine.npz --save net.safetensors
 
-      surefoot train --optimizer gauss-newton --steps 10 --checkpoint run.pt --report run.html
+      surefoot train --optimizer gauss-newton --damping certified --steps 10 --checkpoint run.pt --report run.html
     """
     check_destination(run.save, "--save", (".safetensors", ".pt", ".pth"))
     check_destination(run.checkpoint, "--checkpoint", (".pt", ".pth"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import inspect
 import os
+import re
 import sys
 import tempfile
 import traceback
@@ -104,6 +105,15 @@ def explain(error: Exception) -> Outcome:
     if isinstance(error, OSError) and error.errno in (errno.EDQUOT, errno.EFBIG, errno.ENOSPC, errno.EROFS):
         output.error(f"a file could not be written: {error}. Make room, and run the same command again")
         return Outcome.USAGE
+    if isinstance(error, RecursionError):
+        output.error("what was given is nested too deeply to be read: give a flatter value or file")
+        return Outcome.USAGE
+    if isinstance(error, MemoryError | OverflowError) or (
+        isinstance(error, RuntimeError | TypeError) and _TOO_LARGE.search(str(error))
+    ):
+        what = str(error).splitlines()[0] if str(error) else type(error).__name__
+        output.error(f"the sizes that were asked for do not fit into memory: give smaller ones ({what})")
+        return Outcome.USAGE
     if not isinstance(error, SurefootError):
         output.error(
             f"{type(error).__name__}: {str(error) or 'no message'}\nThis was not expected: it may be an error in "
@@ -119,6 +129,7 @@ def explain(error: Exception) -> Outcome:
     return Outcome.NOT_CERTIFIED if type(error).__name__ in _NO_GUARANTEE else Outcome.USAGE
 
 
+_TOO_LARGE = re.compile(r"overflow|allocate memory|out of memory|not enough memory", re.IGNORECASE)
 # Remedies in Python that errors of the library name, and the options that do the same.
 _OPTIONS = {
     "model.eval()": "--eval",

@@ -69,7 +69,7 @@ def _value(text: str) -> Any:
         text = text.capitalize()
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
         return text
 
 

@@ -191,6 +191,9 @@ def train_model(start: Start, run: Run, json: bool, report: Path | None = None) 
         _show(f"{start.model} on {start.data or 'digits'}", optimizer, summary)
     if summary["promises"] > 1 and summary["last_loss"] > _HARDLY * summary["first_loss"]:
         output.note("the proved steps are very short. Kinks (ReLU, max-pooling) make them so: try --smooth")
+    if not summary["promises"]:
+        output.note("no step was proved (exit code 1): --damping certified proves steps before they are taken")
+        return Outcome.NOT_CERTIFIED
     return Outcome.CERTIFIED if summary["promises_kept"] == summary["promises"] else Outcome.NOT_CERTIFIED
 
 
