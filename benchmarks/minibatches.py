@@ -143,7 +143,12 @@ def proved(name: str, start: float, seed: int) -> dict[str, Any]:
         sf.evaluate(model, fixed_data(loader), objective)  # reads the model, which does not count
     ends = [time.process_time()]
     training = sf.optim.ProvedEpochs(
-        optimizer, objective, loader, model=model, progress=lambda _: ends.append(time.process_time())
+        optimizer,
+        objective,
+        loader,
+        model=model,
+        tail=0.6,
+        progress=lambda _: ends.append(time.process_time()),
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)

@@ -57,11 +57,11 @@ of a plain epoch of the same network in the same run: *measured work* is that of
 *work per epoch* that of a pass over the data with gradients, by mini-batches or of all data, once the rate has
 settled: mostly the latter. Whole runs took {spent} measured epochs.
 
-*What the last part is.* The last three fifths of the work are spent on L-BFGS steps of the objective of all data,
-and what they lead to is kept if it is proved to be lower; fixed rates are not given that. Where all samples are
-told apart these steps lower the cross-entropy by orders of magnitude, more than rates do; `tail=0` leaves them
-out. They lower the loss of the data that are trained on, and not that of others: see [the page on training
-loops](loops.md).
+*What the last part is.* With `tail=0.6`, which was asked for, the last three fifths of the work are spent on
+L-BFGS steps of the objective of all data, and what they lead to is kept if it is proved to be lower; fixed rates
+are not given that. Where all samples are told apart these steps lower the cross-entropy by orders of magnitude,
+more than rates do; by default there are none. They lower the loss of the data that are trained on, and not that of
+others: see [the page on training loops](loops.md).
 
 *Rates.* Trials begin where one step moves the weights by a few hundredths of their length, so the rate that the
 optimizer is given does not matter: columns are equal where that is found to the same two digits. From there rates

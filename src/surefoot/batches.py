@@ -13,7 +13,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from surefoot.errors import CaptureError, EvaluationError, ObjectiveError, describe
 from surefoot.graph import Graph
@@ -21,6 +29,7 @@ from surefoot.graph.checks import as_inputs, as_targets, check_inputs
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _AT_ONCE = 2**20  # pieces of samples that are multiplied by weights
+_EACH = 0x5851F42D4C957F2D  # odd, so that no number of samples below 2⁶⁴ is lost
 
 
 class Batches:
@@ -41,8 +50,9 @@ class Batches:
                 f"a {type(loader).__name__} can be read only once: pass a DataLoader or a list of batches"
             )
         loader, self._bar = _apart(loader)
-        _refuse_random_samples(loader)
-        self.loader = _in_order(loader) if ordered else loader
+        refuse_random_samples(loader)
+        self.loader = in_order(loader) if ordered else loader
+        self.fixed = isinstance(loader, list | tuple)  # the batches are what somebody made them
         self._seen: list[int] | None = [] if ordered else None
 
     def __iter__(self) -> Iterator[tuple[int, Any, Tensor]]:
@@ -114,23 +124,60 @@ def _stacked(parts: Sequence[Any]) -> Any:
     return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
 
-def _in_order(loader: Iterable[Any]) -> Iterable[Any]:
+def samples_of(loader: Iterable[Any]) -> Sequence[int] | None:
+    """Which samples of its data set a ``DataLoader`` gives in each pass, in their order; ``None`` where only the
+    loader itself can tell: it is of another class, or its samples are drawn in a way of their own.
+    """
+    if type(loader) is not DataLoader or isinstance(loader.dataset, IterableDataset) or loader.batch_size is None:
+        return None
+    sampler, chosen = loader.sampler, None
+    if type(sampler) is SubsetRandomSampler:
+        chosen = sampler.indices
+    elif type(sampler) in (SequentialSampler, RandomSampler):
+        chosen = range(len(sampler.data_source))  # type: ignore[attr-defined]
+    if chosen is None or not loader.drop_last:
+        return chosen
+    return chosen[: len(chosen) // loader.batch_size * loader.batch_size]
+
+
+def are_all(loader: DataLoader[Any], samples: Sequence[int]) -> bool:
+    """Whether samples of a loader are all those of its data set, in their order."""
+    return isinstance(samples, range) and len(samples) == len(loader.dataset)  # type: ignore[arg-type]
+
+
+def regrouped(loader: DataLoader[Any], samples: Sequence[int], size: int) -> DataLoader[Any]:
+    """These samples of a loader in their order, in batches of this size."""
+    data = loader.dataset if are_all(loader, samples) else Subset(loader.dataset, samples)
+    options: dict[str, Any] = {"num_workers": loader.num_workers, "worker_init_fn": loader.worker_init_fn}
+    return DataLoader(data, size, collate_fn=loader.collate_fn, **options)
+
+
+def in_order(loader: Iterable[Any]) -> Iterable[Any]:
+    """A ``DataLoader`` that shuffles, in the order of its samples; anything else as it is."""
+    samples = samples_of(loader)
+    if samples is None or not isinstance(loader, DataLoader) or type(loader.sampler) is SequentialSampler:
+        return loader
+    return regrouped(loader, samples, loader.batch_size or 1)
+
+
+def refuse_random_samples(loader: Iterable[Any]) -> None:
+    """Refuse a ``DataLoader`` whose passes are of different samples."""
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
-        return loader
-    if loader.batch_size is None or not isinstance(loader.sampler, RandomSampler):
-        return loader
-    return DataLoader(
-        loader.dataset, loader.batch_size, num_workers=loader.num_workers, collate_fn=loader.collate_fn
-    )
-
-
-def _refuse_random_samples(loader: Iterable[Any]) -> None:
-    if not isinstance(loader, DataLoader) or not loader.drop_last or not isinstance(loader.sampler, RandomSampler):
         return
-    if len(loader.sampler) % (loader.batch_size or 1):
+    by_batches = loader.batch_sampler if loader.batch_size is None else None
+    sampler = getattr(by_batches, "sampler", loader.sampler)
+    size = getattr(by_batches, "batch_size", loader.batch_size)
+    shuffles = isinstance(sampler, RandomSampler | SubsetRandomSampler)
+    drawn = isinstance(sampler, WeightedRandomSampler) or (
+        isinstance(sampler, RandomSampler)
+        and (sampler.replacement or sampler.num_samples != len(sampler.data_source))
+    )
+    drops = getattr(by_batches, "drop_last", loader.drop_last)
+    if drawn or (shuffles and drops and len(sampler) % (size or 1)):  # type: ignore[arg-type]
+        why = f"{type(sampler).__name__} draws them" if drawn else "shuffle with drop_last leaves some out"
         raise EvaluationError(
-            "the loader leaves out samples at random (shuffle with drop_last), so that each pass is another "
-            "objective: use drop_last=False"
+            f"each pass of the loader is of other samples ({why}), so that it has no objective of which anything "
+            "could be proved: use drop_last=False, or pass a loader of all samples (to ProvedEpochs as data=)"
         )
 
 
@@ -179,10 +226,11 @@ def digest(*tensors: Tensor) -> int:
     A sample, in pieces b of at most 32 bits, becomes :math:`h = \sum_j w_j b_j` modulo :math:`2^{64}` with random
     weights. Another piece changes h, but for one in :math:`2^{33}`: of :math:`2^{64}` weights at most
     :math:`2^{31}` solve :math:`w\delta = c` if :math:`0 < |\delta| < 2^{32}`. Squares of h are added up over the
-    samples, so that targets count with their inputs. Zeros at the end of a sample, as of padding, do not count.
+    samples, so that targets count with their inputs. To each h a constant is added, so that samples of zeros count
+    as well. Zeros at the end of a sample, as of padding, do not count.
     """
     samples = len(tensors[0]) if tensors[0].dim() else 1
-    found: Any = 0
+    found: Any = _EACH
     for place, tensor in enumerate(tensors):
         found = found + _hashes(tensor, samples if tensor.dim() and len(tensor) == samples else 1, place)
     return int((found * found).sum())

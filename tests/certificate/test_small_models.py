@@ -15,7 +15,6 @@ from torch.nn import functional as F
 import surefoot as sf
 from judges.ordinary import Apply
 from surefoot.objectives import ModelLoss
-from surefoot.oracles import OracleError
 
 X = torch.randn(4, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 TARGETS = torch.arange(4) % 2
@@ -23,15 +22,6 @@ TARGETS = torch.arange(4) % 2
 
 def _layers() -> dict[str, nn.Module]:
     return {"first": nn.Linear(4, 5), "last": nn.Linear(5, 2)}
-
-
-def _spectral(m: Any, x: Tensor) -> Tensor:
-    """A layer of a Fourier neural operator: the lowest frequencies are multiplied, the others are zero."""
-    frequencies = torch.fft.rfft(m.first(x).tanh(), norm="ortho")
-    kept = torch.zeros_like(frequencies)
-    real, imaginary = m.kernel.weight.view(2, 2, 2)
-    kept[:, :2] = torch.einsum("ni,io->no", frequencies[:, :2], torch.complex(real, imaginary))
-    return m.last(torch.fft.irfft(kept, n=5, norm="ortho"))
 
 
 def _chained(m: Any, x: Tensor) -> Tensor:
@@ -65,7 +55,6 @@ def _density(m: Any, x: Tensor) -> Tensor:
 
 # the model, and whether it returns its loss
 MODELS: dict[str, tuple[Callable[[], nn.Module], bool]] = {
-    "complex numbers": (lambda: Apply(_spectral, **_layers(), kernel=nn.Linear(8, 1, bias=False)), False),
     "random field": (lambda: Apply(_chained, first=nn.Linear(4, 4), last=nn.Linear(2, 2)), True),
     "contrast of directions": (lambda: Apply(_contrast, **_layers(), scale=nn.Linear(1, 1, bias=False)), True),
     "attention over samples": (lambda: Apply(_attention, **_layers()), False),
@@ -144,15 +133,3 @@ def test_gauss_newton_steps_are_those_of_a_dense_solve(name: str) -> None:
         step = sf.oracles.gauss_newton(sf.Chain(model, X), objective, kappa=0.1, method=method)
         found = torch.cat([step.direction[key].flatten() for key, _ in model.named_parameters()])
         torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-9)
-
-
-@pytest.mark.parametrize("oracle", [sf.oracles.gauss_newton, sf.oracles.newton])
-def test_dynamic_programming_refuses_complex_numbers(oracle: Callable[..., Any]) -> None:
-    model, objective, *_ = _problem("complex numbers")
-    chain = sf.Chain(model, X)
-    with pytest.raises(
-        OracleError, match="complex numbers, which are no vectors of real ones: use method='primal'"
-    ):
-        oracle(chain, objective, kappa=0.1, method="dynamic")
-    with pytest.raises(OracleError, match="complex numbers"):
-        sf.oracles.linear_quadratic(chain, objective)

@@ -146,6 +146,21 @@ def test_what_cannot_be_done_is_said_in_a_sentence(surefoot, folder, arguments, 
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("vgg16", "--batch", 10**21),
+        ("mlp@sizes=4,100000000000000000000000,3",),
+        ("mlp@sizes=" + "-" * 20000 + "1",),
+        ("mlp@sizes=64,100000000000000000,10", "--data", "digits"),
+    ],
+)
+def test_absurd_sizes_and_depths_are_refused_in_words(surefoot, arguments):
+    result = surefoot("certify", *arguments)
+    assert result.exit_code == 2, result.stderr
+    assert "sizes" in result.stderr
+
+
 def test_weights_that_do_not_fit(surefoot, folder):
     state = sf.zoo.mlp((4, 5, 3)).state_dict()
     del state["0.bias"]

@@ -8,7 +8,6 @@ import torch
 
 from operations.case import Case, operation, pieces
 from operations.tensors import real
-from surefoot.operations.cholesky_factors import lower_factor
 from surefoot.operations.inverses import inverted
 
 aten = torch.ops.aten
@@ -55,15 +54,6 @@ CASES: dict[str, list[Thunk]] = {
     "aten.linalg_inv": [
         lambda: operation(inverted, _diagonal(4.0, 5.0, -7.0), op="aten.linalg_inv"),
         lambda: operation(inverted, 9 * torch.eye(2).double() + real(3, 2, 2), op="aten.linalg_inv"),
-    ],
-    "surefoot.cholesky": [
-        lambda: operation(lower_factor, torch.eye(6).double(), op="surefoot.cholesky"),
-        lambda: operation(lower_factor, 9 * torch.eye(3).double() + real(3, 3), op="surefoot.cholesky"),
-        lambda: operation(lower_factor, 9 * torch.eye(2).double() + real(3, 2, 2), op="surefoot.cholesky"),
-    ],
-    "aten.linalg_matrix_exp": [
-        lambda: operation(aten.linalg_matrix_exp.default, _diagonal(0.5, 0.5)),
-        lambda: operation(aten.linalg_matrix_exp.default, real(2, 3, 3)),
     ],
     "aten.logdet": [
         lambda: operation(aten.logdet.default, _diagonal(5.0, 5.0)),

@@ -190,38 +190,3 @@ def test_inverses(name: str, near: float) -> None:
     turned = torch.linalg.qr(torch.randn(3, 2, 2, dtype=D))[0]
     a = turned @ torch.diag(torch.tensor([1.0, near], dtype=D)) @ turned.mT
     within(function, a, sharp=1e-11 / near**2, written=written)
-
-
-def by_columns(a: Tensor) -> Tensor:
-    """The Cholesky factor of a matrix with three rows, from its lower triangle, column by column."""
-    nothing = 0 * a[:1, :1]
-    first = a[:1, :1].sqrt()
-    left, below = a[1:2, :1] / first, a[2:3, :1] / first
-    second = (a[1:2, 1:2] - left * left).sqrt()
-    lowest = (a[2:3, 1:2] - below * left) / second
-    third = (a[2:3, 2:3] - below * below - lowest * lowest).sqrt()
-    rows = [first, nothing, nothing], [left, second, nothing], [below, lowest, third]
-    return torch.cat([torch.cat(row, 1) for row in rows], 0)
-
-
-def by_series(a: Tensor) -> Tensor:
-    """The exponential of a matrix of norm below 4; what is left out is below 1e-50."""
-    eye = torch.eye(3, dtype=D)
-    result = eye
-    for k in range(90, 0, -1):
-        result = eye + (a @ result) / k
-    return result
-
-
-@pytest.mark.parametrize("margin", [1.0, 1e-3, 1e3])
-def test_cholesky_factors(margin: float) -> None:
-    torch.manual_seed(2)
-    x = torch.randn(3, 3, dtype=D)
-    sharp = 1e-9 if margin < 1 else 1e-11
-    within(torch.linalg.cholesky, x @ x.mT + margin * torch.eye(3, dtype=D), sharp=sharp, written=by_columns)
-
-
-@pytest.mark.parametrize("size", [1e-3, 0.1, 1.0])
-def test_exponentials_of_matrices(size: float) -> None:
-    torch.manual_seed(3)
-    within(torch.linalg.matrix_exp, size * torch.randn(3, 3, dtype=D), sharp=1e-11, written=by_series)

@@ -161,7 +161,7 @@ def test_refusals() -> None:
             model, batches, BinaryCrossEntropy(weight=torch.ones(50, 3)))),
         (EvaluationError, "batch normalisation", lambda: sf.evaluate(
             nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), batches, plain)),
-        (EvaluationError, "at random", lambda: sf.evaluate(
+        (EvaluationError, "leaves some out", lambda: sf.evaluate(
             model, DataLoader(TensorDataset(x, y), batch_size=16, shuffle=True, drop_last=True), plain)),
     ]  # fmt: skip
     for kind, words, call in cases:

@@ -23,8 +23,8 @@ from torch import Tensor
 import surefoot.operations.captured  # noqa: F401  registers the operations
 from surefoot.calculus.folding import fold
 from surefoot.enclosure import Enclosure
+from surefoot.errors import UnsupportedOperation, describe
 from surefoot.graph.structure import Graph, Node, Ref, Role, Spec, needed
-from surefoot.operations.complex_pairs import in_pairs
 from surefoot.operations.conditions import CHOOSING, COMPARISONS, Condition
 from surefoot.operations.record import record_of
 from surefoot.operations.written_out import composition
@@ -78,8 +78,12 @@ def shared(graph: Graph) -> Graph:
 
 def expanded(graph: Graph) -> Graph:
     """Every operation replaced by its first expansion that applies, until none does."""
-    specs = (*(leaf.spec for leaf in graph.leaves.values()), *(s for node in graph.nodes for s in node.specs))
-    graph = in_pairs(graph) if any(spec.dtype.is_complex for spec in specs) else graph
+    for node in graph.nodes:
+        if any(spec.dtype.is_complex for spec in node.specs):
+            raise UnsupportedOperation(
+                f"'{node.op}' in {describe(node.module)}: it computes with complex numbers, of which nothing "
+                "is proved: write real and imaginary parts, and a Fourier transform as a product with its matrix."
+            )
     for _ in range(_DEPTH):
         before, graph = graph, shared(graph)
         graph = _expanded_once(graph)

@@ -35,7 +35,15 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from surefoot.batches import Batches, digest_of, numbered, refuse_other_models, refuse_statistics
+from surefoot.batches import (
+    Batches,
+    digest_of,
+    kind_of,
+    numbered,
+    refuse_other_models,
+    refuse_statistics,
+    tensors_of,
+)
 from surefoot.calculus.analysis import Analysis
 from surefoot.calculus.effort import effort_named, in_gradients
 from surefoot.calculus.leaves import ordinary_device
@@ -54,6 +62,7 @@ from surefoot.magnitude import Magnitude, minimum, stack
 from surefoot.norms import frobenius_norm
 from surefoot.norms.verified import symmetric_norm
 from surefoot.processes import Processes
+from surefoot.valuation.interaction import refuse_interaction
 from surefoot.valuation.streamed import is_mean, is_weightless, refuse_objective, weight_of
 
 T = TypeVar("T")
@@ -116,6 +125,7 @@ class InPieces:
         self._sum: Tensor | None = None  # of second derivatives at the centre, over the batches that are here
         self._norms: dict[tuple[tuple[int, ...], ...], Magnitude] = {}  # of such sums over all processes
         self._cost = 0
+        self._looked_at: set[Any] = set()  # kinds of batches whose samples do not meet
 
     def certify(self, domain: Domain | Box | Segment | None) -> Certificate:
         """On a domain; by default, for an objective, the ball on which the longest step can be proved.
@@ -303,6 +313,10 @@ class InPieces:
             bound = None if self.objective is None else self.objective.bound_to(y)
             analysis = Analysis.of(self.model, x, bound, weights=self.weights)
             refuse_statistics(analysis.reading.graph)
+            kind = kind_of(*tensors_of(x), y)
+            if not self.batches.fixed and kind not in self._looked_at and self.weights is None:
+                refuse_interaction(self.model, x, y)
+                self._looked_at.add(kind)
             if bound is None:
                 return analysis, Fraction(1)
             return analysis, weight_of(analysis.reading.graph, self.objective.options, y)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
 import tempfile
 import traceback
@@ -90,12 +91,16 @@ def guarded(command: Callable[..., Outcome]) -> Callable[..., None]:
 
 # Remedies in Python that errors of the library name, and the options that do the same.
 _OPTIONS = {"model.eval()": "--eval", "surefoot.smooth(model)": "--smooth", "objective=": "--objective"}
+_TOO_LARGE = re.compile(r"overflow|allocate memory|out of memory|not enough memory", re.IGNORECASE)
 # By name: importing the classes would import torch.
 _NO_GUARANTEE = frozenset({"Contradiction", "GuaranteeError", "NotSmooth", "OptimizerError"})
 
 
 def _explained(error: Exception) -> Outcome:
     """Say what went wrong on standard error; returns the exit code."""
+    if isinstance(error, MemoryError | OverflowError | RecursionError) or _TOO_LARGE.search(str(error)):
+        output.say("error", f"the sizes that were asked for do not fit into memory: give smaller ones ({error})")
+        return Outcome.USAGE
     if not isinstance(error, SurefootError):
         output.say("error", f"{type(error).__name__}: {str(error) or 'no message'}")
         output.say("error", "this was not expected: it may be in the model, or in surefoot. --debug shows where")

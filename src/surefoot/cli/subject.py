@@ -103,7 +103,7 @@ def _named(text: str) -> tuple[str, dict[str, Any]]:
             raise UsageError(f"'{text}': an option reads @name=value, as in mlp@sizes=64,32,10; got '@{part}'")
         try:
             options[name] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
             options[name] = value
     return target, options
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import wraps
-from itertools import pairwise
 from threading import RLock
 from typing import Any, ParamSpec, TypeVar
 
@@ -190,6 +189,9 @@ def _tensor_problems(kind: str, value: Tensor) -> Iterator[tuple[str, str]]:
     if value.is_inference():
         what = "was made under torch.inference_mode() and can have no gradient"
         yield what, "Build the model outside of inference mode."
+    if kind == "parameter" and not value.is_meta and _overlaps_itself(value):
+        what = f"has entries that share one place in memory (strides {value.stride()}, as expand() makes)"
+        yield what, "A step could not move them one by one: give it its own memory, nn.Parameter(value.clone())."
     if kind == "parameter" and value.is_complex():
         yield "is complex", "Hold its real and imaginary parts as real tensors; buffers may be complex."
     if not _finite(value) and not (kind == "buffer" and _is_mask(value)):
@@ -198,6 +200,18 @@ def _tensor_problems(kind: str, value: Tensor) -> Iterator[tuple[str, str]]:
             "has NaN or infinite entries",
             f"No bound holds there: re-initialise it, or load finite values.{masks}",
         )
+
+
+def _overlaps_itself(value: Tensor) -> bool:
+    """Whether two entries may lie in one place: some stride does not pass what smaller ones reach."""
+    if value.layout is not torch.strided or value.is_contiguous():
+        return False
+    reach = 0
+    for stride, size in sorted(zip(value.stride(), value.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            return True
+        reach += (size - 1) * stride
+    return False
 
 
 def _is_mask(value: Tensor) -> bool:
@@ -218,19 +232,49 @@ def span(value: Tensor) -> tuple[int, int]:
 
 
 def _refuse_shared_memory(model: nn.Module) -> None:
-    """Refuse different parameters in one place of memory: a step along one would move the other."""
-    spans: dict[int, list[tuple[int, int, str]]] = {}
-    for path, value in model.named_parameters():
+    """Refuse a parameter that shares its memory with another parameter, a buffer or an attribute that is a tensor.
+
+    A step along one would move the other. Buffers may share theirs, with each other and with frozen weights.
+    """
+    spans: dict[int, list[tuple[int, int, str, str]]] = {}
+    for kind, path, value in _tensors_of(model):
         if value.device.type != "meta" and value.numel() and value.layout is torch.strided:
-            spans.setdefault(value.untyped_storage().data_ptr(), []).append((*span(value), path))
+            spans.setdefault(value.untyped_storage().data_ptr(), []).append((*span(value), kind, path))
     for together in spans.values():
         together.sort()
-        for (_, stop, first), (start, _, second) in pairwise(together):
-            if start < stop:
-                owner, _, name = second.rpartition(".")
-                what = f"the parameter '{name}' shares its memory with '{first}' and is another parameter"
-                remedy = "Tie them by assigning one nn.Parameter to both, or give each its own memory."
-                raise CaptureError(what, where=owner, remedy=remedy)
+        reached: dict[str, tuple[int, str]] = {}  # by kind: where the furthest one so far ends, and its path
+        for start, stop, kind, path in together:
+            for other, (end, first) in reached.items():
+                if start < end and ("parameter" in (kind, other) or kind == other == "frozen parameter"):
+                    owner, _, name = path.rpartition(".")
+                    what = f"the {kind} '{name}' shares its memory with the {other} '{first}'"
+                    remedy = (
+                        "Tie parameters by assigning one nn.Parameter to both; give all else memory of its own."
+                    )
+                    raise CaptureError(what, where=owner, remedy=remedy)
+            reached[kind] = max(reached.get(kind, (0, "")), (stop, path))
+
+
+def _tensors_of(model: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
+    """All parameters, and the buffers and attributes that a step could move: kind, path and value."""
+    for path, value in model.named_parameters():
+        yield "parameter" if value.requires_grad else "frozen parameter", path, value
+    yield from (("buffer", path, value) for path, value in model.named_buffers())
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            items = (
+                value.values()
+                if isinstance(value, dict)
+                else value
+                if isinstance(value, list | tuple)
+                else (value,)
+            )
+            written = f"{name}_orig" in module._parameters  # by a hook of torch.nn.utils, before each call
+            if name in ("_parameters", "_buffers", "_modules") or written:
+                continue
+            for item in items:
+                if type(item) is Tensor and not item.requires_grad:
+                    yield "attribute", f"{path}.{name}".lstrip("."), item
 
 
 def _labelled(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -268,6 +268,13 @@ def _problems(node: Node) -> Iterator[tuple[str, str]]:
             "Keep all entries and mask them, for example with torch.where(mask, x, 0), or pick from the input "
         )
         yield what, remedy + "before the model is called; a mask in a buffer is fine."
+    if node.op in ("aten.embedding", "aten.embedding_bag") and node.arguments["scale_grad_by_freq"]:
+        what = (
+            "an embedding divides its gradient by how often an id occurs, which is the derivative of no function"
+        )
+        yield what, "Set scale_grad_by_freq=False."
+    if node.op in ("aten.embedding", "aten.embedding_bag") and node.arguments["sparse"]:
+        yield "an embedding makes sparse gradients", "Set sparse=False: gradients are then dense tensors."
     schema = schema_of(node.target)
     if schema is not None and schema.is_mutable:
         what = f"the operation '{node.op}' writes into its argument"

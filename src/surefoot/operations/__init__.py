@@ -16,9 +16,7 @@ Families:
 
 * ``layout``: operations that move numbers around. ``choices``: what fixed indices, masks and conditions choose.
   ``conditions``: comparisons, and what jumps.
-* ``complex_pairs``: complex tensors as pairs of real ones, and Fourier transforms.
-* ``inverses``: inverses and determinants of matrices, and matrices with their errors. ``cholesky_factors``,
-  ``matrix_exponentials``: the same of those.
+* ``inverses``: inverses and determinants of matrices, and matrices with their errors.
 * ``writing``: tensors written into others.
 * ``formulas``: operations that are made of others. ``without_bounds``: those whose form alone is known.
 * ``arithmetic``: sums, means, products and quotients, entry by entry.

@@ -296,7 +296,6 @@ _FORMULAS: dict[str, Formula] = {
     "special_laguerre_polynomial_l": _orthogonal(
         lambda x: 1 - x, lambda k, x, p, q: ((2 * k + 1) - x) * p / (k + 1) - k / (k + 1) * q
     ),
-    "cholesky_inverse": lambda self, upper=False: torch.linalg.inv(self.mT @ self if upper else self @ self.mT),
 }
 _FORMULAS |= {"_cdist_forward": _FORMULAS["cdist"], "slogdet": lambda self: torch.linalg.slogdet(self)}
 for _name, _formula in _FORMULAS.items():

@@ -103,25 +103,9 @@ class RoundedMatrices:
         value = self.value + other.value
         return RoundedMatrices(value, (self.error + other.error + 2.0**-53 * size_of(value)) * _UP)
 
-    def scaled(self, factor: float) -> RoundedMatrices:
-        """The product with a number that is off by at most a relative u."""
-        value = self.value * factor
-        return RoundedMatrices(value, (abs(factor) * _UP * self.error + 2.0**-51 * size_of(value)) * _UP)
-
     def enlarged(self, error: Tensor | float) -> RoundedMatrices:
         """The same, off by so much more."""
         return RoundedMatrices(self.value, (self.error + error) * _UP)
-
-    def below(self, halved: bool = False) -> RoundedMatrices:
-        """The part on and below the diagonal, which may be halved: a map of norm 1."""
-        value = self.value.tril()
-        if halved:
-            value = value - 0.5 * torch.diag_embed(value.diagonal(dim1=-2, dim2=-1))  # exact, but for underflow
-        return RoundedMatrices(value, self.error + (_SMALL if halved else 0.0))
-
-    def block(self, rows: slice, columns: slice) -> RoundedMatrices:
-        """A part of each matrix."""
-        return RoundedMatrices(self.value[..., rows, columns], self.error)
 
 
 def residual(matrix: Tensor, inverse: Tensor) -> Tensor:

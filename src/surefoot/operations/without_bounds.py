@@ -18,19 +18,26 @@ declare("aten.addcmul", form=Form.PRODUCT, factors=("tensor1", "tensor2"))
 declare(
     "aten._linalg_eigh", "aten.linalg_eig", "aten._linalg_eigvals", "aten._linalg_svd", reason=(
         "eigenvalues and singular values bend without bound where two of them meet, and their vectors turn: write "
-        "what is needed as a function of the matrix (trace, logdet, matrix_exp, matrix_power, Frobenius norm)."
+        "what is needed as a function of the matrix (trace, logdet, matrix_power, Frobenius norm)."
     ),
 )  # fmt: skip
 declare("aten.linalg_qr", "aten.geqrf", "aten.linalg_householder_product", reason=(
-    "its factors turn without bound as columns become dependent: for full column rank, R is "
-    "torch.linalg.cholesky(A.mT @ A).mT and Q is torch.linalg.solve(R.mT, A.mT).mT, which have bounds."
+    "its factors turn without bound as columns become dependent: write what is needed of them with "
+    "torch.linalg.solve and A.mT @ A, which have bounds."
 ))  # fmt: skip
+declare(
+    "aten.linalg_cholesky", "aten.linalg_cholesky_ex", "aten.cholesky", "aten.cholesky_solve",
+    "aten.cholesky_inverse", "aten.linalg_matrix_exp", reason=(
+        "factors and exponentials of matrices have no rule: write linalg.solve, linalg.inv or logdet of the "
+        "matrix itself, or a few terms of the series."
+    ),
+)  # fmt: skip
 declare("aten.linalg_pinv", "aten.linalg_lstsq", reason=(
     "it jumps where the rank changes: for full column rank write torch.linalg.solve(A.mT @ A, A.mT), for full row "
     "rank A.mT @ torch.linalg.inv(A @ A.mT), which have bounds."
 ))  # fmt: skip
 declare("aten.linalg_lu", "aten.linalg_lu_factor", "aten.linalg_lu_factor_ex", reason=(
-    "it exchanges rows where the largest of a column changes, and jumps: write linalg.solve, inv or cholesky."
+    "it exchanges rows where the largest of a column changes, and jumps: write linalg.solve or inv."
 ))  # fmt: skip
 declare("aten.as_strided", reason=(
     "what it reads depends on where numbers lie in memory: write reshape, slices, unfold or diagonal."

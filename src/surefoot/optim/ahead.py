@@ -75,11 +75,12 @@ class Ahead:
         owner = self.owner
         loss, gradient = owner.value_and_gradient(x, y, closure)
         graph = owner.graph(x)
-        size = norm_of(gradient)
-        if size == 0:
+        size, slopes = norm_of(gradient), gradient
+        if self.proof == "segment" and not self._is_double:
+            slopes = owner.in_double(x, y, loss, graph).gradient
+        if size == 0 or norm_of(slopes) == 0:
             proposal = Proposal({}, 0.0, 0.0, 0.0, 0.0, note="the gradient is zero")
         elif self.proof == "segment":
-            slopes = gradient if self._is_double else owner.in_double(x, y, loss, graph).gradient
             proposal = self._on_segment(x, y, slopes, loss, graph)
         else:
             proved = owner.proved_gradient(x, y, loss)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from surefoot.graph.guard import Guard
 from surefoot.graph.outline import Outline
 from surefoot.objectives import Objective
 from surefoot.optim.bursts import evaluating
@@ -42,6 +43,7 @@ class AllData:
 
     Attributes:
         work: of all passes so far.
+        changed: whether the function of weights and buffers was another one at the last evaluation than before.
         summon: calls other processes to a pass, for which the gradient is wanted or not.
     """
 
@@ -57,7 +59,10 @@ class AllData:
         self.outline = outline
         self.work = 0.0
         self.summon: Callable[[bool], object] | None = None
+        self.changed = False
         self._valuer: StreamedValuer | None = None
+        self._guard: Guard | None = None
+        self._functions: dict[Any, str] = {}
         self._buffers: list[Tensor] = []
 
     def evaluate(self) -> Evaluation:
@@ -88,11 +93,38 @@ class AllData:
             model = self.model if outline is None else outline.plain
             if self._valuer is None or (outline is not None and self._valuer.model is not model):
                 self._valuer = StreamedValuer(model, self.data, self.objective, self.processes)
-            elif self._moved:  # other running statistics: another graph, of the same data
+            elif self._moved or not self._holds:  # maybe another graph, of the same data
                 self._valuer = self._valuer.anew()
             self._buffers = [buffer.clone() for buffer in self.model.buffers()]
             weights = None if outline is None else outline.weights()
-            return self._valuer.evaluate(weights, derivatives=slopes, proved=not slopes)
+            found = self._valuer.evaluate(weights, derivatives=slopes, proved=not slopes)
+            functions, before = self._valuer.functions, self._functions
+            self.changed = any(functions[kind] != before.get(kind, functions[kind]) for kind in functions)
+            self._functions = functions
+            if not self._holds:
+                self._guard = Guard(model)
+            return found
+
+    @property
+    def _holds(self) -> bool:
+        """Whether nothing that the model reads, but parameters and buffers, was touched since the last evaluation;
+        to be asked in evaluation mode.
+        """
+        return self.outline is not None or (self._guard is not None and self._guard.holds())
+
+    def disturbed(self) -> bool:
+        """Whether the model may compute another function of weights and buffers than at the last evaluation."""
+        with evaluating(self.model):
+            return self._valuer is not None and not self._holds
+
+    def check_data(self) -> None:
+        """Look at all data, where one process has them.
+
+        Raises:
+            EvaluationError: if they are not those of the first evaluation.
+        """
+        if self._valuer is not None and self.processes is None:
+            self._valuer.check_data()
 
     def _sloping(self) -> Streamed:
         """Value and gradient by plain passes of the model, of the data of all processes."""

@@ -84,7 +84,7 @@ class BurstKeeper:
                 if number and self.work + self.all_data.coming > began + left:
                     break
                 state.restore()
-                after = self.all_data.if_finite()
+                after = self._evaluated()
                 if after is not None and after.upper < before.lower:
                     kept = True
                     self._kept, self.value = Snapshot(training.model, training.optimizer), after
@@ -95,6 +95,8 @@ class BurstKeeper:
                     break
             if not kept:
                 start.restore()
+                if self.all_data.disturbed():
+                    self._evaluated()
                 self._ahead = None
                 training.pace.fail(rate, lowest)
             training.set_rate(training.pace.rate)
@@ -111,7 +113,7 @@ class BurstKeeper:
         start, before = self._standing()
         with self._back_if_interrupted():
             passes = WholeObjective(self.all_data, training.moved).descend(passes)
-            after = self.all_data.if_finite()
+            after = self._evaluated()
             if after is not None and after.upper < before.lower:
                 self._kept, self._ahead, self.value = Snapshot(training.model, training.optimizer), None, after
             else:
@@ -120,9 +122,22 @@ class BurstKeeper:
             self.ledger.enter(before, after, training.pace.rate, 0, passes, self.work - began, note)
         return True
 
+    def _evaluated(self) -> Evaluation | None:
+        """What a burst led to, unless it is of another function than what it began with."""
+        found = self.all_data.if_finite()
+        if found is not None and self.all_data.changed:
+            self.value = None
+            raise EvaluationError(
+                "the model changed while it was trained: it computes another function of its weights than before, "
+                "so that nothing can be compared. Leave attributes, hooks and temperatures alone during step() "
+                "and run(); weights and buffers are what they were before this burst"
+            )
+        return found
+
     def _is_live(self) -> bool:
         """Whether the model is still what was kept last."""
-        return self._kept is not None and self.training.batches.agreed(self._kept.is_live())
+        kept = None if self.value is None else self._kept
+        return kept is not None and self.training.batches.agreed(kept.is_live())
 
     def _standing(self) -> tuple[Snapshot, Evaluation]:
         assert self._kept is not None
@@ -142,9 +157,17 @@ class BurstKeeper:
     def _look(self) -> str:
         """Evaluate and search where nothing is known yet, or the weights are not those that were kept."""
         note, training = "", self.training
-        if not self._is_live():
-            known, self._kept = self.value, None
-            self.value = self.all_data.evaluate()
+        known, live = self.value, self._is_live()
+        if not live:
+            self._kept = None
+        try:
+            self.all_data.check_data()
+        except EvaluationError:
+            self.value = None
+            raise
+        looked = self.all_data.evaluate() if not live or self.all_data.disturbed() else None
+        if looked is not None and (not live or self.all_data.changed):
+            self.value = looked
             if not math.isfinite(self.value.error):
                 raise EvaluationError(
                     f"no error of the objective {self.value.value:g} can be proved: nothing could be kept. Begin "
@@ -152,8 +175,9 @@ class BurstKeeper:
                 )
             self._kept, self._ahead = Snapshot(training.model, training.optimizer), None
             same = known is not None and known.lower <= self.value.upper and self.value.lower <= known.upper
+            same = same and not self.all_data.changed
             if known is not None and not same:
-                note = "weights or data were changed since the last burst"
+                note = "weights, model or data were changed since the last burst"
             if not same:
                 training.pace.lowest = math.inf
         if not self._searched:

@@ -17,7 +17,7 @@ from surefoot.optim.evaluation import OptimizerError, outputs_of
 from surefoot.optim.joint import NumberedBatches
 from surefoot.optim.pace import Pace, Verdict, best_rate
 from surefoot.optim.vectors import held_by
-from surefoot.torch_private import Dropout, part_here
+from surefoot.torch_private import part_here
 
 _FORWARD = 1 / 3  # the work of a forward pass, over that of a gradient
 _FEW, _PART = (2, 4), 0.2  # mini-batches of a trial of a rate, and of what judges it: least, most, part of all
@@ -227,12 +227,6 @@ def checked_model(optimizer: Any, model: Any) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise TypeError(f"the objective of all data needs the model, got {type(model).__name__}: {usage}")
     return model
-
-
-def is_regularised(model: nn.Module, optimizer: Optimizer) -> bool:
-    """Whether training is kept from learning its samples by heart: by dropout, or by weight decay."""
-    drops = any(isinstance(module, Dropout) and module.p > 0 for module in model.modules())
-    return drops or any(group.get("weight_decay", 0) != 0 for group in optimizer.param_groups)
 
 
 def check(

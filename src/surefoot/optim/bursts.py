@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
-from surefoot.batches import tensors_of
+from surefoot.batches import are_all, refuse_random_samples, regrouped, samples_of, tensors_of
 from surefoot.torch_private import moved_together, part_here, sharded_modules
 
 _LARGER = 8  # how many batches of training make one of passes over all data, unless samples are large
@@ -135,9 +135,11 @@ class Average:
 def only_looking(model: nn.Module) -> Iterator[None]:
     """A pass that leaves no trace: no gradients, and buffers and random numbers as they were."""
     held = [buffer.clone() for buffer in model.buffers()]
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        yield
-    _copy(model.buffers(), held)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        _copy(model.buffers(), held)
 
 
 def _copy(parameters: Iterable[Tensor], values: Iterable[Tensor]) -> None:
@@ -190,30 +192,43 @@ class EndlessBatches:
         return math.hypot(*(float(part.double().norm()) for part in parts))
 
 
+class Regrouped:
+    """Batches that a loader would have cut in another way."""
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+
 def fixed_data(loader: Iterable[Any]) -> Iterable[Any]:
-    """The samples of a loader in a fixed order and in larger batches, none left out; other iterables as they are.
+    """The samples that a loader gives, in a fixed order and in larger batches, where it is a plain ``DataLoader``
+    that tells which these are (:func:`surefoot.batches.samples_of`); anything else as it is.
 
     Batches are eight times as large, or less where samples are large, so that memory stays near that of training.
     All have the same size if a number near that divides the samples.
     """
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+    refuse_random_samples(loader)
+    samples = samples_of(loader)
+    if samples is None or not isinstance(loader, DataLoader) or not len(samples):
         return loader
-    if loader.batch_size is None or not hasattr(loader.dataset, "__len__"):
-        return loader
-    count, wanted = len(loader.dataset), _LARGER * loader.batch_size
-    most = max(loader.batch_size, _BYTES // max(_weight_of_a_sample(loader), 1)) if count else wanted
+    batch = loader.batch_size or 1
+    count, wanted = len(samples), _LARGER * batch
+    most = max(batch, _BYTES // max(_weight_of_a_sample(loader, samples[0]), 1))
     wanted = min(wanted, most)
     near = [size for size in range(wanted // _NEAR, min(wanted * _NEAR, most) + 1) if size and count % size == 0]
     size = max(near, default=min(wanted, count))
-    if type(loader.dataset) is TensorDataset and loader.collate_fn is default_collate:
-        return list(zip(*(tensor.split(size) for tensor in loader.dataset.tensors), strict=True))
-    return DataLoader(loader.dataset, size, num_workers=loader.num_workers, collate_fn=loader.collate_fn)
+    plain = type(loader.dataset) is TensorDataset and loader.collate_fn is default_collate
+    if plain and are_all(loader, samples):
+        return Regrouped(list(zip(*(tensor.split(size) for tensor in loader.dataset.tensors), strict=True)))  # type: ignore[attr-defined]
+    return Regrouped(regrouped(loader, samples, size))
 
 
-def _weight_of_a_sample(loader: DataLoader[Any]) -> int:
+def _weight_of_a_sample(loader: DataLoader[Any], index: int) -> int:
     """The bytes of an input, for what a network makes of it; 0 where they are not known."""
     with torch.random.fork_rng(devices=[]):
-        sample = loader.collate_fn([loader.dataset[0]])
+        sample = loader.collate_fn([loader.dataset[index]])
     if not isinstance(sample, list | tuple) or not isinstance(sample[0], Tensor | list | tuple | Mapping):
         return 0
     parts = (value for value in tensors_of(sample[0]) if isinstance(value, Tensor))
@@ -224,9 +239,17 @@ def _weight_of_a_sample(loader: DataLoader[Any]) -> int:
 def evaluating(model: nn.Module) -> Iterator[None]:
     """The model in evaluation mode; afterwards all modes are what they were."""
     modes = [(module, module.training) for module in model.modules()]
+
+    def restore() -> None:
+        for module, mode in modes:
+            module.training = mode
+
     try:
         model.eval()
         yield
     finally:
-        for module, mode in modes:
-            module.training = mode
+        try:
+            restore()
+        except BaseException:  # an interrupt on the way back leaves no module behind
+            restore()
+            raise

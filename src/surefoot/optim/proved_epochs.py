@@ -14,7 +14,7 @@ from surefoot.graph.checks import plainly, unwrapped
 from surefoot.objectives import Objective
 from surefoot.optim.all_data import AllData
 from surefoot.optim.burst_keeping import BurstKeeper
-from surefoot.optim.burst_training import BurstTraining, check, checked_model, is_regularised
+from surefoot.optim.burst_training import BurstTraining, check, checked_model
 from surefoot.optim.bursts import BurstRecord, EndlessBatches, fixed_data
 from surefoot.optim.evaluation import OptimizerError, check_objective, explained
 from surefoot.optim.joint import JointBatches
@@ -25,7 +25,6 @@ from surefoot.optim.vectors import held_by
 from surefoot.processes import Processes
 from surefoot.valuation.valuer import Evaluation
 
-_TAIL = 0.6  # the part of the work for steps on all data
 _COOLING = 0.5  # the last part of the work on mini-batches, in which rates fall to zero
 
 
@@ -51,11 +50,15 @@ class ProvedEpochs:
     weights over the last steps of the lowest epoch; training goes on from the last weights. Bursts are of twelve
     epochs, so that evaluations cost a small part of training.
 
-    *The end.* :meth:`run` spends two fifths of its work on bursts, whose rates fall to zero in the second half,
-    and the rest on L-BFGS steps of the objective of all data (:mod:`surefoot.optim.tail`). Where a network tells
-    all samples apart, these lower the cross-entropy by orders of magnitude and make it surer of what it says,
-    right or wrong. Dropout, augmentation and weight decay, which keep a network from learning its samples by
-    heart, have no part in them: where there is any of these, all work is spent on bursts.
+    *The end.* In the second half of :meth:`run` the rates of bursts fall to zero. With ``tail``, that part of the
+    work goes at the end into L-BFGS steps of the objective of all data (:mod:`surefoot.optim.tail`). Where a
+    network tells all samples apart, these lower the cross-entropy by orders of magnitude and make it surer of what
+    it says, right or wrong: the loss of other samples is often higher. Dropout, augmentation and weight decay have
+    no part in them.
+
+    *What changes.* If the model computes another function than at the end of the last burst (an attribute, a hook,
+    other weights), that is noted, and what was kept is evaluated anew. If it changes while a burst trains, or the
+    data change, nothing can be compared, which is an error.
 
     None of this is a proof, nor needs one: what is kept is decided by the evaluation alone. Work is counted
     (:mod:`surefoot.optim.all_data`) and no time is measured, so the same seed gives the same run.
@@ -66,11 +69,11 @@ class ProvedEpochs:
         objective: a loss without targets, such as ``surefoot.CrossEntropy()`` or one of ``torch.nn``.
         loader: a ``DataLoader`` or another re-iterable of batches ``(x, y)``, which the optimizer is given.
         model: the network.
-        data: what the objective is the mean over; by default all samples of the loader, in a fixed order.
+        data: what the objective is the mean over; by default the samples that the loader gives, in a fixed order
+            where it is a plain ``DataLoader``. One that draws its samples at random needs them.
         burst: epochs of a burst, by default twelve.
         average: over which part of an epoch, at its end, weights are averaged, at most half; 0 for none.
-        tail: which part of its work :meth:`run` spends at the end on steps on all data, below 1; by default 0.6,
-            and 0 if the model has dropout layers, the optimizer decays weights, or ``data`` are given.
+        tail: which part of its work :meth:`run` spends at the end on steps on all data, below 1; by default none.
         progress: called with the record of each burst.
         group: a process group of ``torch.distributed`` whose processes have the same model and a loader each,
             which may be empty: a mini-batch is made of the next batch of every loader, the objective is that of
@@ -100,7 +103,7 @@ class ProvedEpochs:
         data: Iterable[Any] | None = None,
         burst: float | None = None,
         average: float = 0.5,
-        tail: float | None = None,
+        tail: float = 0.0,
         progress: Callable[[BurstRecord], object] | None = None,
         group: Any = None,
     ) -> None:
@@ -109,8 +112,6 @@ class ProvedEpochs:
         self.model = unwrapped(given) if outline is None else given
         self.optimizer = optimizer if isinstance(optimizer, Optimizer) else optimizer(self.model.parameters())
         self.objective = check_objective(objective, "the batches (x, y)")
-        if tail is None:
-            tail = 0.0 if data is not None or is_regularised(self.model, self.optimizer) else _TAIL
         check(self.optimizer, self.model, loader, burst, average, tail)
         self.loader, self.burst, self.average, self.tail = loader, burst, average, tail
         self.progress = progress

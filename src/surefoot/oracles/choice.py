@@ -32,6 +32,7 @@ from surefoot.operations.common import separate
 from surefoot.operations.products import is_linear
 from surefoot.oracles.gram import FEW, MOST_DUAL, MOST_ROWS, taps
 from surefoot.oracles.kronecker import layers_of
+from surefoot.oracles.stages import LARGEST, stages
 
 _OVERHEAD = 2e5  # of launching one operation
 _LOOP = 5  # operations on vectors in an iteration of conjugate gradients
@@ -141,8 +142,12 @@ class Sizes:
         return rows + (k * iteration if k * iteration <= factor else 2 * factor) + 4 * self.call
 
     def dynamic(self) -> float:
-        """Dynamic programming with full matrices, in double precision; there is none for complex numbers."""
-        if self.chain.graph.is_complex:
+        """Dynamic programming with full matrices, in double precision; there is none for complex numbers, nor for
+        matrices that do not fit into memory.
+        """
+        graph, several = self.chain.graph, (stages(computation, self.n) for computation in self.chain)
+        states = (names for stage in several for names in (stage.interface, stage.after))
+        if graph.is_complex or any(sum(map(graph.numel, names)) > LARGEST for names in states):
             return math.inf
         count = sum(newton_layer(layer.state_before, layer.state_after, layer.parameters) for layer in self.layers)
         return count + 40 * _OVERHEAD * len(self.layers)

@@ -129,7 +129,8 @@ def refuse_negative(problem: Problem, lowest: float, largest: float) -> float:
 def _by_eigenvalues(problem: Problem, dtype: torch.dtype) -> Factor:
     """Sign tests and differences are relative to the largest curvature that occurs, of one row or across rows."""
     output = problem.output
-    n, k = output.shape[0], output.numel() // output.shape[0]
+    n = output.shape[0] if output.dim() else 1
+    k = output.numel() // n
     units = torch.eye(k, dtype=output.dtype, device=output.device).unsqueeze(1).expand(k, n, k)
     columns = [problem.curve(unit.reshape(output.shape)).reshape(n, k) for unit in units]
     blocks = torch.stack(columns, dim=2).double()

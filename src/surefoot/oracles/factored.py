@@ -17,13 +17,12 @@ from surefoot.oracles.inner import Inner, first_stage
 from surefoot.oracles.outer import Outer, second_stage
 from surefoot.oracles.problem import OracleError, Problem, require_real
 from surefoot.oracles.riccati import Direct, Woodbury
-from surefoot.oracles.stages import Stages, run, stages
+from surefoot.oracles.stages import LARGEST, Stages, run, stages
 from surefoot.oracles.vectors import block_diagonal, jacobian
 
 Model = Literal["gradient", "gauss_newton", "newton"]
 Form = Literal["auto", "direct", "woodbury"]
 MODELS = ("gradient", "gauss_newton", "newton")
-_LARGEST = 1 << 15  # numbers in a state: its cost-to-go takes 8 gigabytes
 
 
 @dataclass(frozen=True)
@@ -120,7 +119,7 @@ def _entries(graph: Graph, names: Iterable[str]) -> int:
 def _check_size(graph: Graph, stage: Stages) -> None:
     for names in (stage.interface, stage.after):
         size = _entries(graph, names)
-        if size > _LARGEST:
+        if size > LARGEST:
             raise OracleError(
                 f"dynamic programming needs a matrix of {size} × {size} for {', '.join(names)}: take a smaller "
                 "batch, or a method without matrices (newton(..., method='cg'))"

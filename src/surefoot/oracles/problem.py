@@ -466,6 +466,11 @@ def curved_along(objective: Objective, output: Tensor, direction: Tensor) -> tup
     with torch.enable_grad():
         point = output.detach().double().requires_grad_()
         (slope,) = torch.autograd.grad(objective(point), point, create_graph=True)
+        if not slope.requires_grad:
+            raise OracleError(
+                f"{type(objective).__name__} is linear in what the model returns, so that its Gauss-Newton model "
+                "has no curvature: let the model return the outputs, of which a loss is taken, or use Newton"
+            )
         (curved,) = torch.autograd.grad(slope, point, direction.double())
     return slope.detach(), curved.to(direction.dtype)
 

@@ -26,6 +26,8 @@ from surefoot.operations.forms import Degree, Form, degree_of, form_of
 from surefoot.operations.products import is_linear
 from surefoot.operations.record import record_of
 
+LARGEST = 1 << 15  # numbers in a state: its cost-to-go takes 8 gigabytes
+
 
 @dataclass(frozen=True)
 class Stages:

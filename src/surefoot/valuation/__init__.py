@@ -8,7 +8,8 @@
 * ``kinks``: where scalar functions have kinks.
 * ``normalising``: normalisations in few passes, with their error.
 * ``entropy``: the logistic loss, likewise.
-* ``samples``: where the samples of a batch stay apart, so that errors are known for each.
+* ``samples``: where the samples of a batch stay apart, so that errors are known for each. ``interaction``: a
+  refusal where they do not.
 * ``rounding``: how far each operation is off by itself.
 * ``joints``: states of long chains, between which derivatives are composed.
 * ``propagation``: from these to the error of the value, by reverse mode.

@@ -283,6 +283,7 @@ def _sized(
     if name in run.values:
         real = [part.detach() for part in _parts(run.values[name]) if part.is_floating_point()]
         peak = float(measure(real)[1])
+    apart = math.inf if math.isnan(apart) else apart
     bound = Magnitude.of(_doubled(run.sizes[name] + 2 * apart))
     reach = Magnitude.of(_ROOM * max(peak + 2 * apart, _LEAST)) if name in run.values else bound
     found.norms[name] = float(bound) * (1 - 2.0**-40)

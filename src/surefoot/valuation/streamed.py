@@ -37,10 +37,16 @@ from surefoot.graph.fetched import Fetched, opened
 from surefoot.graph.outline import is_outline
 from surefoot.operations.losses.sums import divisor
 from surefoot.processes import Processes
+from surefoot.valuation.interaction import refuse_interaction
 from surefoot.valuation.passes import Constants, Run
 from surefoot.valuation.single import is_exact_here
 from surefoot.valuation.tape import tape_of
 from surefoot.valuation.valuer import Evaluation, InfiniteValue, Valuer
+
+_OTHER_DATA = (
+    "the loader gave other numbers than in the first pass: an objective is a function of the weights alone. Take "
+    "out random augmentation, or pass a list of batches (to ProvedEpochs as data=), and leave them as they are"
+)
 
 
 @dataclass(frozen=True)
@@ -243,6 +249,23 @@ class StreamedValuer:
         return digest_of([*self.model.parameters(), *self.model.buffers(), *point.values()])
 
     @property
+    def functions(self) -> dict[Hashable, str]:
+        """A name for the function of parameters and buffers, by kind of batch: its operations, with their options
+        and constants.
+        """
+        return {kind: name_of(valuer.tape.graph) for kind, valuer in self._valuers.items()}
+
+    def check_data(self) -> None:
+        """Look at all batches, without a pass.
+
+        Raises:
+            EvaluationError: if they are not those of the first pass.
+        """
+        seen = sum(digest(*tensors_of(x), y) for _, x, y in self._parts) % 2**64
+        if self._seen not in (None, seen):
+            raise EvaluationError(_OTHER_DATA)
+
+    @property
     def obstacle(self) -> str:
         """An operation beyond which nothing was proved at the last pass, in words; empty if there is none."""
         return next((valuer.obstacle for valuer in self._valuers.values() if valuer.obstacle), "")
@@ -281,6 +304,9 @@ class StreamedValuer:
                 graph, _ = captured(self.model, x, self.objective.bound_to(y))
                 alone, _ = captured(self.model, x, None)
             refuse_statistics(graph)
+            if not self._parts.fixed and not isinstance(weights, Fetched):
+                with numbered(number):
+                    refuse_interaction(self.model, x, y)
             tape = tape_of(graph)
             self._valuers[key] = Valuer(tape, Constants({}, {}), several=True)
             if tape.fits:
@@ -316,13 +342,17 @@ class StreamedValuer:
         if not batches:
             raise EvaluationError("the loader has no batches: there is nothing to evaluate")
         if self._seen not in (None, seen):
-            raise EvaluationError(
-                "the loader gave other numbers than in the first pass: an objective is a function of the weights "
-                "alone. Take out random augmentation, or pass a list of batches (to ProvedEpochs as data=)"
-            )
+            raise EvaluationError(_OTHER_DATA)
         self._seen = seen
         if not total:
             raise ObjectiveError("no sample of the loader has a weight: their mean is not defined")
+
+
+def name_of(graph: Graph) -> str:
+    """Another name for another function of parameters and buffers."""
+    fixed = [value for name, value in graph.held.items() if graph.leaves[name].source is Source.CONSTANT]
+    nodes = [(node.name, node.op, node.args, sorted(node.kwargs.items())) for node in graph.nodes]
+    return f"{nodes}{graph.outputs}{[tuple(value.shape) for value in fixed]}{digest_of(fixed)}"
 
 
 def is_mean(options: Mapping[str, Any]) -> bool:

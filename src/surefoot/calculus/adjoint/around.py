@@ -245,7 +245,9 @@ class Around:
         )  # fmt: skip
         if held is None or held.entries is None or not e.value.dim():
             return e
-        stride = self._entries(name, held.entries, moving.change) * (float(self.gap) * (1 + 2.0**-40))
+        steep, gap = self._entries(name, held.entries, moving.change), float(self.gap) * (1 + 2.0**-40)
+        # on a shell without thickness nothing moves, however steep it is
+        stride = (steep * gap).nan_to_num(nan=torch.inf, posinf=torch.inf) if gap else torch.zeros_like(steep)
         whole = stride if self.inside is None else self.inside.entries[key][0] + stride
         self.entries[key] = whole, stride
         limit = e.entry_radius()
