@@ -4,22 +4,16 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all browser lint format readme docs bench peers soak training clean
+.PHONY: demo test test-all lint format readme docs bench peers soak training clean
 
 demo: .venv/.installed-all
 	$(BIN)/python examples/demo.py
 
-test: lint browser
+test: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
-test-all: lint browser
+test-all: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
-
-# The report is tested in Chromium, Debian's where there is none; elsewhere that test says so and is skipped.
-browser:
-	@command -v chromium >/dev/null && command -v chromedriver >/dev/null \
-	  || { command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq chromium chromium-driver >/dev/null; } \
-	  || echo "no Chromium: the report is not tested in a browser"
 
 lint: .venv/.installed-test
 	$(BIN)/ruff check .

@@ -167,7 +167,7 @@ def problems(quick: bool = False) -> Iterator[Problem]:
     ids, following, letters = text()
     yield Problem("text, GPT", partial(_Letters, letters), ids, following.flatten(), entropy, large=True)
     flat = x.reshape(-1, 64)
-    encoder = partial(zoo.autoencoder, "dense", (64, 32, 8), activation="tanh")
+    encoder = partial(zoo.autoencoder, (64, 32, 8), activation="tanh")
     yield Problem("digits, auto-encoder, tanh", encoder, flat, flat, sf.Square())
     x, y = mnist()
     count = _FEW if quick else len(x)

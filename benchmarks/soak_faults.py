@@ -21,12 +21,11 @@ from torch import distributed, nn
 
 import surefoot as sf
 from benchmarks.soak_rounds import MET, OPTIMIZERS, Fault, Round, data, deep, network, pick, spoilt, weights
-from surefoot.cli.exported import load_exported
-from surefoot.cli.suiting import load_weights
-from surefoot.cli.sweep import Lines
-from surefoot.cli.training import Keeper, save_weights
+from surefoot.cli.running import save_weights
+from surefoot.cli.subject import load_weights
+from surefoot.data import read_tensors
 from surefoot.errors import SurefootError
-from surefoot.optim import CertifiedDescent, GaussNewton
+from surefoot.optim import GaussNewton
 from surefoot.report import write_report
 
 _COMMAND = "import surefoot.cli; surefoot.cli.main()"
@@ -38,37 +37,20 @@ _PATIENCE = 30  # seconds after which a process of a group gives the others up
 _COMPUTES, _WAITS = 120, 800  # seconds of processor time, and on a busy machine of waiting, that no process takes
 
 
-def _keeper(path: Path, model: nn.Module) -> tuple[Keeper, CertifiedDescent]:
-    optimizer = CertifiedDescent(model, sf.Square())
-    return Keeper(path, 1, model, optimizer, {"model": "soak"}), optimizer
-
-
 def cut_off(dice: random.Random) -> str:
-    """A truncated checkpoint, or file of weights or of an exported model, is refused by a sentence."""
-    model, folder = network(dice), Path(tempfile.mkdtemp())
-    x = torch.randn(2, 3, dtype=next(model.parameters()).dtype)
-    suffix = pick(dice, "cut off", {n: n for n in ("run.pt", "weights.pt", "weights.safetensors", "model.pt2")})
-    path = folder / suffix
-    read: Callable[[], Any] = lambda: load_weights(model, path)  # noqa: E731
-    if suffix == "model.pt2":
-        torch.export.save(torch.export.export(model, (x,)), path)
-        read = lambda: load_exported(path)  # noqa: E731
-    elif suffix == "run.pt":
-        keeper, optimizer = _keeper(path, model)
-        optimizer.step(x, torch.zeros(2, 2, dtype=x.dtype))
-        keeper.after(1, last=True)
-        read = keeper.resumed
-    else:
-        save_weights(model, path)
+    """A truncated file of weights is refused by a sentence."""
+    model = network(dice)
+    path = Path(tempfile.mkdtemp()) / pick(dice, "cut off", {n: n for n in ("weights.pt", "weights.safetensors")})
+    save_weights(model, path)
     whole, before = path.read_bytes(), weights(model)
     path.write_bytes(whole[: dice.choice((dice.randrange(len(whole)), len(whole) - 1, 0))])
     try:
-        read()
+        load_weights(model, path)
     except SurefootError:
         if not all(map(torch.equal, before, model.parameters())):
             raise Fault("a file that was refused changed the weights") from None
         return "a file that was cut off"
-    raise Fault(f"{suffix} was cut off after {path.stat().st_size} of {len(whole)} bytes, and was read")
+    raise Fault(f"{path.name} was cut off after {path.stat().st_size} of {len(whole)} bytes, and was read")
 
 
 @contextmanager
@@ -83,24 +65,17 @@ def full_after(size: int) -> Iterator[None]:
 
 
 def full_disk(dice: random.Random) -> str:
-    """Where there is no room, a checkpoint, weights, a report or a log is as before, and is written later."""
+    """Where there is no room, weights or a report are as before, and are written later."""
     model, folder = network(dice), Path(tempfile.mkdtemp())
     x = torch.randn(2, 3, dtype=next(model.parameters()).dtype)
-    keeper, optimizer = _keeper(folder / "run.pt", model)
-    optimizer.step(x, torch.zeros(2, 2, dtype=x.dtype))
     certificate = sf.certify(model, x, objective=sf.Square(torch.zeros(2, 2, dtype=x.dtype)), domain=sf.Ball(0.01))
     kinds: dict[str, Callable[[], Any]] = {
-        "run.pt": lambda: keeper.after(1, last=True),
         "weights.pt": lambda: save_weights(model, folder / "weights.pt"),
         "weights.safetensors": lambda: save_weights(model, folder / "weights.safetensors"),
-        "report.html": lambda: write_report(folder / "report.html", [("soak", certificate)]),
-        "rows.jsonl": lambda: Lines(folder / "rows.jsonl", True),
+        "report.html": lambda: write_report(folder / "report.html", certificate),
     }
     name, write = pick(dice, "full disk", {name: (name, write) for name, write in kinds.items()})
     write()
-    if name == "rows.jsonl":
-        lines = [f'{{"key": "{k}", "certificates": {{}}}}\n' for k in range(5)]
-        (folder / name).write_text("".join(lines), encoding="utf-8")
     before = (folder / name).read_bytes()
     try:
         with full_after(dice.randrange(max(len(before) // 2, 1))):
@@ -151,9 +126,8 @@ def full_disk_of_a_command(dice: random.Random) -> str:
     model = ["mlp@sizes=3,4,2", "--input", "2,3"]
     asked = dice.choice(
         (
-            ["compare", *model, "--log", str(folder / "rows.jsonl")],
             ["certify", *model, "--report", str(folder / "page.html")],
-            ["train", "--steps", "2", "--checkpoint", str(folder / "run.pt"), "--every", "1"],
+            ["train", "--steps", "2", "--save", str(folder / "run.pt")],
         )
     )
     MET[f"full disk: surefoot {asked[0]}"] += 1
@@ -167,10 +141,9 @@ def full_disk_of_a_command(dice: random.Random) -> str:
 
 
 def interrupted(dice: random.Random) -> str:
-    """Ctrl-C at a random moment: no traceback, and a checkpoint that is whole."""
+    """Ctrl-C at a random moment: no traceback, and the weights that were reached."""
     folder = Path(tempfile.mkdtemp())
     asked = ["train", "--data", "digits", "--steps", "5000", "--save", str(folder / "weights.safetensors")]
-    asked += ["--checkpoint", str(folder / "run.pt"), "--every", "1"]
     run = _ran(asked, before=_CTRL_C.format(moment=dice.uniform(0.5, 20)))
     if "Exception ignored in" in run.stderr:  # which is what Python does inside of callbacks and destructors
         MET["fault: Ctrl-C that Python dropped, and another"] += 1
@@ -178,13 +151,12 @@ def interrupted(dice: random.Random) -> str:
         raise Fault(f"a traceback: {run.stderr[-500:]}")
     if run.returncode == 0:
         raise Fault("Ctrl-C was lost: the command went on to its end")
-    if (folder / "run.pt").exists():
+    if (folder / "weights.safetensors").exists():
         MET["fault: Ctrl-C after the first step of a command"] += 1
-        stored = torch.load(folder / "run.pt")
-        if not all(bool(value.isfinite().all()) for value in stored["model"].values()):
-            raise Fault("the weights of the checkpoint are not finite")
-        if run.returncode == 130 and not (folder / "weights.safetensors").exists():
-            raise Fault("the weights of an interrupted run are lost")
+        if not all(
+            bool(value.isfinite().all()) for value in read_tensors(folder / "weights.safetensors").values()
+        ):
+            raise Fault("the weights of an interrupted run are not finite")
     if left := [file for file in folder.iterdir() if file.name.startswith(".")]:
         raise Fault(f"something is left behind: {left}")
     return "Ctrl-C"

@@ -14,27 +14,16 @@ INTRODUCTION = """# Command line
 
 ```console
 $ surefoot certify vgg16-smooth --batch 128 --radius 1
-$ surefoot certify package.module:make_model --input 8,3,32,32 --json
+$ surefoot certify models.py:make_model --input 8,3,32,32 --json
 $ surefoot compare vgg16 vgg16-smooth vgg16-batchnorm --report out.html
 ```
 
-Results are on standard output, everything else on standard error. `--json` prints exactly one document
-(`certify` of several models prints one per line, as each finishes). Exit
-codes: 0 certified, 1 not certified (∞), 2 usage, 3 unsupported operation. `surefoot --install-completion`
-completes commands, options and names of models in the shell.
+Results are on standard output, everything else on standard error. `--json` prints exactly one document. Exit
+codes: 0 proved, 1 not proved (∞, or steps that were only measured), 2 usage, 3 unsupported operation.
 
-A model is a name of the zoo, `package.module:callable`, a `.pt2` file of `torch.export`, or `hf:` and the
-directory or `config.json` of a Hugging Face model on your disk. Data are a name or a `.csv`, `.npy`, `.npz`,
-`.pt` or `.safetensors` file. `train --log run.jsonl` writes one line of JSON per step while it trains.
-
-Defaults can stand in a file, with one table per command:
-
-```toml
-# surefoot --config surefoot.toml train
-[train]
-steps = 200
-batch = 500
-```
+A model is a name of the zoo (`mlp` or `zoo:mlp`, options behind `@`), `file.py:function` or
+`package.module:function`. Data are a name or a `.csv`, `.npy`, `.npz`, `.pt` or `.safetensors` file. Without
+weights and data only shapes are known: what is certified then holds for all weights in the set.
 """
 
 

@@ -14,7 +14,7 @@ and Adam with the best of seven learning rates. Both see all data in every step,
 **Result.** At equal times the two are alike until the fit is close; from there Gauss-Newton converges
 quadratically, down to round-off, and Adam does not. This is the case for which it is made: few outputs per
 sample. With ten classes and 512 samples the system has 5,120 unknowns, one step costs hundreds of gradients,
-and Adam is faster; ``surefoot step`` tells what a step costs beforehand. A small training loss is not a small
+and Adam is faster; ``sf.cost`` tells what a step costs beforehand. A small training loss is not a small
 test error: here the network learns the noise as well.
 """
 

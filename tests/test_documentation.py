@@ -59,7 +59,7 @@ def test_every_operation_is_on_the_page_of_operations() -> None:
 
 def test_every_command_is_on_the_page_of_the_command_line() -> None:
     page = from_docs("commands").page()
-    for command in ("certify", "compare", "train", "step", "cost", "rules", "doctor"):
+    for command in ("certify", "compare", "train", "converge", "rules", "doctor"):
         assert f"## surefoot {command}" in page
         assert f"$ surefoot {command}" in page
 

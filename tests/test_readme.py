@@ -24,12 +24,11 @@ generate = from_docs("generate")
 @pytest.fixture(autouse=True)
 def _leave_no_trace() -> Iterator[None]:
     """Examples register models and seed the generator: neither outlives the test."""
-    before = set(zoo.names())
+    before = dict(zoo.MODELS)
     with torch.random.fork_rng(devices=[]):
         yield
-    for name in set(zoo.names()) - before:
-        if name in zoo.names():  # forgetting a model forgets its variants
-            zoo.unregister(name)
+    zoo.MODELS.clear()
+    zoo.MODELS.update(before)
 
 
 @pytest.mark.parametrize("name", generate.PAGES)

@@ -1,4 +1,4 @@
-"""Figure, data frame, notebook and citation."""
+"""Figure, data frame and citation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import io
 import math
 import re
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +13,6 @@ import pytest
 from certificates import NAMES, certificate, constructed, row
 
 import surefoot as sf
-from surefoot.certificate.advice import headline
-from surefoot.certificate.numbers import upper
-from surefoot.certificate.text import MOST_LINES
 from surefoot.errors import SurefootError
 from surefoot.magnitude import Magnitude
 
@@ -54,17 +50,6 @@ def test_the_matrix_shows_zero_and_infinity_apart_from_numbers():
     assert shown.mask.tolist() == [[False, True, False], [True, False, False], [False, False, True]]
     assert shown[1, 1] > high == pytest.approx(3500 * math.log10(2))
     assert low == 0.0
-    assert [text.get_text() for text in blocks.texts][4] == "∞"
-
-
-def test_where_the_smoothness_becomes_infinite_is_marked():
-    _, (growth, _) = certificate("kinked").plot()
-    (span,) = growth.patches
-    assert span.get_x() == 0.5
-    assert span.get_width() == 2.0
-    labels = [text.get_text() for text in growth.get_legend().get_texts()]
-    assert labels[-1] == "L = ∞, first in 1 relu"
-    assert not certificate("network").plot()[1][0].patches
 
 
 def test_long_networks_have_few_labels_and_names_are_no_formulas():
@@ -117,56 +102,6 @@ def test_a_certificate_that_was_read_back_shows_the_same():
         assert np.array_equal(one.get_ydata(), other.get_ydata(), equal_nan=True)
     assert restored.by_module() == found.by_module()
     assert restored.by_operation() == found.by_operation()
-
-
-class Reader(HTMLParser):
-    """Collects tags and text."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.text: list[str] = []
-        self.depth = 0
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.depth += tag != "br"
-
-    def handle_endtag(self, tag):
-        self.depth -= 1
-
-    def handle_data(self, data):
-        self.text.append(data)
-
-
-def test_hostile_names_are_text_in_a_notebook():
-    reason = f"{HOSTILE} (relu): <b>bold</b>"
-    found = constructed(
-        row(HOSTILE, '"><img src=x onerror=alert(1)>', share=1.0), row("a.b"), smoothness=math.inf,
-        reasons=(reason,), domain="<i>here</i>",
-    )  # fmt: skip
-    reader = Reader(found._repr_html_())
-    assert set(reader.tags) <= {"div", "strong", "br", "table", "thead", "tbody", "tr", "th", "td"}
-    assert reader.depth == 0
-    text = "".join(reader.text)
-    assert HOSTILE in text
-    assert reason in text
-    assert "<i>here</i>" in text
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_notebook_shows_what_is_printed(name):
-    found = certificate(name)
-    reader = Reader(found._repr_html_())
-    assert reader.depth == 0
-    assert reader.tags.count("tr") <= MOST_LINES + 2
-    assert bool(found.rows) == ("table" in reader.tags)
-    shown = "".join(reader.text)
-    assert upper(found.smoothness) in shown
-    assert headline(found) in shown
-    for each in found.rows if len(found.rows) < MOST_LINES else ():
-        assert upper(each.lipschitz) in shown
 
 
 def test_the_citation_has_the_facts_of_the_citation_file():

@@ -1,4 +1,4 @@
-"""The table: the tree, what is folded, what the columns say, and what a hostile name may not do."""
+"""The table: what is folded, what the columns say, and what a hostile name may not do."""
 
 from __future__ import annotations
 
@@ -8,62 +8,30 @@ from certificates import NAMES, certificate, constructed, row
 from torch import nn
 
 import surefoot as sf
-from surefoot.certificate.numbers import down, short
 from surefoot.certificate.rows import lines
 from surefoot.magnitude import Magnitude
-
-
-def names(*modules: str, depth: int | None = None) -> list[str]:
-    return [line.prefix + line.name for line in lines([row(module) for module in modules], depth)]
-
-
-def test_the_tree_has_branches_in_order():
-    assert names("stem", "body.0.conv", "body.0.act", "body.1.conv", "body.1", "head") == [
-        "stem",
-        "body",
-        "├─ 0",
-        "│  ├─ conv",
-        "│  └─ act",
-        "└─ 1",
-        "   ├─ conv",
-        "   └─ ·",
-        "head",
-    ]
-
-
-def test_a_module_that_is_called_twice_is_there_twice():
-    assert names("a.x", "a.y", "b", "a.x", "a.y") == ["a", "├─ x", "└─ y", "b", "a", "├─ x", "└─ y"]
-
-
-def test_a_module_with_one_operation_is_one_line_and_operations_of_the_model_have_a_name():
-    assert names("", "encoder.layer.0", "") == ["(model)", "encoder.layer.0", "(model)"]
-
-
-def test_a_module_with_several_operations_is_named_once():
-    assert names("norm", "norm", "norm") == ["norm", "", ""]
-    assert names("a.x", "a", "a") == ["a", "├─ x", "├─ ·", "└─ ·"]
-    assert names("a.norm", "a.norm", "a.act") == ["a", "├─ norm", "│  ", "└─ act"]
+from surefoot.numbers import down, short
 
 
 def test_folding_keeps_every_operation_and_every_share():
     rows = [row(f"a.{k}.{part}", share=0.01) for k in range(10) for part in "xy"] + [row("b", share=0.8)]
     for depth in (1, 2, 3, None):
-        found = lines(rows, depth)
-        leaves = [line for line in found if not line.is_group]
-        assert sum(line.operations for line in leaves) == len(rows)
-        assert sum(line.share for line in leaves) == pytest.approx(1.0)
-    assert [line.operation for line in lines(rows, 1)] == ["20 operations", "linear"]
-    whole = lines(rows)[0]
-    assert whole.is_group
-    assert whole.share == pytest.approx(0.2)
-    assert whole.row is rows[19]
+        folded = lines(rows, depth)
+        assert sum(line.operations for line in folded) == len(rows)
+        assert sum(line.share for line in folded) == pytest.approx(1.0)
+    first, last = lines(rows, 1)
+    assert (first.name, first.operations, first.row) == ("a", 20, rows[19])
+    assert first.share == pytest.approx(0.2)
+    assert (last.name, last.operations) == ("b", 1)
+    assert [line.name for line in lines([row(""), row("a.x"), row("")])] == ["(model)", "a.x", "(model)"]
+    assert [line.name for line in lines([row("a.x"), row("b"), row("a.x")], 1)] == ["a.x", "b", "a.x"]
 
 
 def test_a_long_table_is_folded_until_it_fits_and_cut_where_that_is_not_enough():
     nested = constructed(*[row(f"stage.{k}.{part}") for k in range(30) for part in ("conv", "act")])
-    assert len(nested.table().splitlines()) == 3 + 1 + 30 * 3 + 1
+    assert len(nested.table().splitlines()) == 3 + 60 + 1
     folded = nested.table(rows=40).splitlines()
-    assert len(folded) == 3 + 1 + 30 + 2
+    assert len(folded) == 3 + 30 + 2
     assert folded[-1].startswith("60 of 60 operations are folded")
     flat = constructed(*[row(f"layer{k}") for k in range(500)])
     cut = flat.table(rows=21).splitlines()

@@ -53,25 +53,12 @@ def test_a_highway_network_has_both_blocks_in_one_biaffine_part() -> None:
     """x_t = a(W_{t,t-1} x_{t-1} + W_{t,t-2} x_{t-2} + w_t), on (x_{t-2}; x_{t-1})."""
     chain = Chain(zoo.highway(width=4, depth=3, inputs=5, outputs=2), torch.randn(3, 5))
     assert blocks(chain) == [
-        ("layers.0.last",),
-        ("layers.1.last", "layers.1.penultimate"),
-        ("layers.2.last", "layers.2.penultimate"),
-        ("layers.3.last", "layers.3.penultimate"),
+        ("layers.0.maps.0",),
+        *((f"layers.{t}.maps.0", f"layers.{t}.maps.1") for t in (1, 2, 3)),
     ]
     assert shapes(chain) == [[(3, 5)], [(3, 5), (3, 4)], [(3, 4), (3, 4)], [(3, 4), (3, 4)], [(3, 2)]]
     assert ops(chain[1]) == (["linear", "linear", "add"], [["softplus"]])
     assert ops(chain[3]) == (["linear", "linear", "add"], [])
-
-
-def test_a_gated_highway_layer_is_one_computation() -> None:
-    chain = Chain(zoo.highway(width=4, depth=2, inputs=4, outputs=2, gated=True), torch.randn(3, 4))
-    assert blocks(chain) == [
-        ("layers.0.gate", "layers.0.transform"),
-        ("layers.1.gate", "layers.1.transform"),
-        ("head",),
-    ]
-    assert ops(chain[0]) == (["linear", "linear"], [["sigmoid"], ["softplus"], ["sub"], ["mul"], ["add"]])
-    assert shapes(chain) == [[(3, 4)], [(3, 4)], [(3, 4)], [(3, 2)]]
 
 
 def test_a_dense_network_has_all_states_so_far() -> None:

@@ -1,1 +1,0 @@
-"""The command line: in this process, and as a process of its own."""

@@ -22,7 +22,6 @@ SMALL = [
     "dense",
     "gpt",
     "gpt-tied",
-    "highway-gated",
     "mlp",
     "residual",
     "resnet18",

@@ -17,7 +17,7 @@ from surefoot.chain import Chain
 from surefoot.errors import ChainError
 from surefoot.oracles import Autodiff
 
-NAMES = ["mlp", "residual", "highway-gated", "dense", "resnet18", "vgg16-batchnorm", "vit", "gpt", "autoencoder"]
+NAMES = ["mlp", "residual", "dense", "resnet18", "vgg16-batchnorm", "vit", "gpt", "autoencoder"]
 
 
 def of_zoo(name: str) -> tuple[nn.Module, Tensor]:

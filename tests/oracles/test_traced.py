@@ -20,7 +20,7 @@ from surefoot.oracles import problem as problems
 from surefoot.oracles.primal import Primal
 from surefoot.oracles.problem import Problem
 
-NAMES = ["mlp", "residual", "highway-gated", "dense", "resnet18", "vgg16-batchnorm", "vit", "gpt", "autoencoder"]
+NAMES = ["mlp", "residual", "dense", "resnet18", "vgg16-batchnorm", "vit", "gpt", "autoencoder"]
 
 
 def of_zoo(name: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, Any]:

@@ -49,7 +49,7 @@ def small_input(name: str, batch: int = 3) -> torch.Tensor:
 def test_small_versions_run_in_double_precision(name: str, batch: int) -> None:
     x = small_input(name, batch)
     y = small(name)(x)
-    assert y.shape == (batch, *(OUTPUTS.get(name) or OUTPUTS[zoo.entry(name).base]))
+    assert y.shape == (batch, *(OUTPUTS.get(name) or OUTPUTS[name.partition("-")[0]]))
     assert y.dtype == torch.float64
     assert bool(y.isfinite().all())
     # Samples differ, so a network that reads them has outputs that differ.
@@ -114,7 +114,7 @@ def test_export_captures_the_whole_model(name: str) -> None:
 
 
 # Strict capture interprets every line of Python, which takes seconds for deep networks.
-QUICK = ("autoencoder-convolutional", "dense", "gpt-tied", "highway", "highway-gated", "mlp", "residual", "vgg16")
+QUICK = ("autoencoder-convolutional", "dense", "gpt-tied", "highway", "mlp", "residual", "vgg16")
 
 
 @pytest.mark.parametrize("name", [*QUICK, *slow(name for name in NAMES if name not in QUICK)])
@@ -156,7 +156,7 @@ def test_export_captures_the_large_stem(name: str) -> None:
 def test_convolutional_autoencoder_gives_back_the_shape(
     image_size: int, code: int | None, channels: tuple[int, ...]
 ) -> None:
-    model = zoo.autoencoder("convolutional", image_size=image_size, code=code, channels=channels)
+    model = zoo.convolutional_autoencoder(image_size=image_size, code=code, channels=channels)
     x = torch.randn(2, 1, image_size, image_size)
     hidden = model.encoder(x)
     assert hidden.ndim == (4 if code is None else 2)
@@ -183,10 +183,9 @@ def test_module_paths_read_well() -> None:
 
     assert {"features.0.weight", "classifier.0.bias", "classifier.4.weight"} <= paths("vgg16")
     assert {"stages.1.0.shortcut.convolution.weight", "classifier.bias"} <= paths("resnet50")
-    assert {"blocks.1.layers.2.0.convolution.weight", "transitions.0.normalization.weight"} <= paths("densenet121")
+    assert {"block1.layers.2.0.convolution.weight", "transition0.normalization.weight"} <= paths("densenet121")
     assert {"blocks.1.attention.qkv.weight", "blocks.0.mlp.expand.bias", "positions.weight"} <= paths("vit")
     assert {"tokens.weight", "blocks.1.attention.projection.weight", "head.weight"} <= paths("gpt")
     assert {"layers.2.maps.0.weight", "layers.2.maps.2.bias"} <= paths("dense")
-    assert {"layers.1.last.bias", "layers.1.penultimate.weight"} <= paths("highway")
-    assert {"layers.1.transform.weight", "layers.1.gate.bias"} <= paths("highway-gated")
+    assert {"layers.1.maps.1.bias", "layers.1.maps.0.weight"} <= paths("highway")
     assert {"encoder.0.weight", "decoder.0.weight"} <= paths("autoencoder-convolutional")

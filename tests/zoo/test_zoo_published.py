@@ -66,7 +66,7 @@ def test_resnet_computes_what_the_library_computes(name: str, kind: str, depths:
     scramble(library)
 
     def renamed(path: str) -> str:
-        path = path.replace("resnet.embedder.embedder.", "stem.convolution.")
+        path = path.replace("resnet.embedder.embedder.", "stem.")
         path = path.replace("resnet.encoder.", "").replace(".layers.", ".").replace("classifier.1.", "classifier.")
         return re.sub(r"\.layer\.(\d)", lambda found: f".branch.{2 * int(found[1])}", path)
 

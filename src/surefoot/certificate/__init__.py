@@ -5,9 +5,9 @@
 * ``downhill``: a step that is proved on the segment against the gradient.
 * ``pieces``: the certificate of several batches; ``added``: bounds of a sum; ``summed``: the gradient of a sum.
 * ``regularised``: the certificate with a function of the parameters added.
-* ``record``: :class:`Certificate`. ``rows``: its table, and the table as a tree of modules.
-* ``advice``: the verdict, what limits it, what would help. ``numbers``: how numbers are written.
-* ``text``, ``notebook``, ``plot``: a certificate as text, in a notebook, as a data frame or a figure.
+* ``record``: :class:`Certificate`. ``rows``: its table.
+* ``advice``: the verdict, what limits it, what would help.
+* ``text``, ``plot``: a certificate as text, as a data frame or a figure; pages are made by :mod:`surefoot.report`.
 * ``document``: a certificate as JSON, and back; how to cite it.
 """
 

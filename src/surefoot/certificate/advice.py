@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from surefoot.certificate.numbers import down, readable, short, times
 from surefoot.certificate.rows import MODEL, Row
 from surefoot.magnitude import Magnitude
+from surefoot.numbers import down, readable, times
 
 if TYPE_CHECKING:
     from surefoot.certificate.record import Certificate
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 _ENOUGH = 0.8  # share of the smoothness that the named places explain
 _MOST_PLACES = 3
 _WORTHWHILE = 1.2  # a remedy is named if it divides the smoothness by at least this
-_STEEP = 2.0  # smaller slopes are not mentioned
-
 
 PROXIMAL = (
     "m and ℓ are with the absolute values of the regulariser, L is without them: steps are proximal ones, which "
@@ -27,6 +25,11 @@ PROXIMAL = (
 USEFUL, OF_NO_USE, NOT_CERTIFIED = "useful", "finite but of no use", "not certified"
 _HOPELESS = 1e12  # times the gradient, or 1
 _WASTEFUL = 1e6  # times the curvature at the weights
+
+
+def point(certificate: Certificate) -> str:
+    """The centre in a word: what varies are weights or an input."""
+    return "weights" if certificate.wrt == "params" else "input"
 
 
 def worth(certificate: Certificate) -> str:
@@ -46,8 +49,8 @@ def worth(certificate: Certificate) -> str:
     if certificate.scalar and certificate.step_size == 0:
         return OF_NO_USE
     scale = max(1.0, math.hypot(*(certificate.block_gradients or {}).values()))
-    bent = certificate.curvature
-    most = _HOPELESS * scale if bent is None else _WASTEFUL * max(scale, float(bent))
+    curvature = certificate.curvature
+    most = _HOPELESS * scale if curvature is None else _WASTEFUL * max(scale, float(curvature))
     short = certificate.smoothness >= most and not certificate.step_size * most > 1
     return OF_NO_USE if short else USEFUL
 
@@ -70,11 +73,15 @@ def headline(certificate: Certificate) -> str:
     if certificate.radius is None:
         return f"Steps up to {step} against the gradient descend while they stay in the domain."
     claim = f"Steps up to {step} against the gradient are proved to descend"
-    bent = 0.0 if certificate.curvature is None else float(certificate.curvature)
-    if (not certificate.step_size * bent < 1 and certificate.gradient_step) or not bent:
+    curvature = 0.0 if certificate.curvature is None else float(certificate.curvature)
+    if (not certificate.step_size * curvature < 1 and certificate.gradient_step) or not curvature:
         return f"{claim}."
-    allowed = readable((Magnitude.of(1.0) / bent).format(2))
-    return f"{claim}; the curvature at these weights would allow {allowed} at most."
+    allowed = readable((Magnitude.of(1.0) / curvature).format(2))
+    return f"{claim}; the curvature at {_at(certificate)} would allow {allowed} at most."
+
+
+def _at(certificate: Certificate) -> str:
+    return "these weights" if certificate.wrt == "params" else "this input"
 
 
 def _instead(certificate: Certificate) -> str:
@@ -101,8 +108,10 @@ def _because(certificate: Certificate) -> str:
     if certificate.segment_step is not None:
         return "on the segment the objective is below a parabola of curvature L, so a step along it descends"
     if not certificate.smoothness.is_finite:
-        held = [name for name, size in (("m", certificate.bound), ("ℓ", certificate.lipschitz)) if size.is_finite]
-        rest = f"; {' and '.join(held)} {'holds' if len(held) == 1 else 'hold'}" if held else ""
+        finite = [
+            name for name, size in (("m", certificate.bound), ("ℓ", certificate.lipschitz)) if size.is_finite
+        ]
+        rest = f"; {' and '.join(finite)} {'holds' if len(finite) == 1 else 'hold'}" if finite else ""
         return f"L is infinite because of {_culprits(certificate)}{rest}"
     if not certificate.scalar:
         return "on the domain the output is at most m, its derivative at most ℓ and L-Lipschitz"
@@ -110,7 +119,7 @@ def _because(certificate: Certificate) -> str:
         why = "no step stays in it" if certificate.inverse_smoothness else "1/L is less than any double"
         return f"the gradient is L-Lipschitz on the domain, but {why}"
     part = certificate.inverse_smoothness * float(certificate.curvature or 0.0)
-    more = f"; 1/L is at least {times(part)} of what the curvature at the weights allows" if part else ""
+    more = f"; 1/L is at least {times(part)} of what the curvature at {_at(certificate)} allows" if part else ""
     steps = "proximal" if PROXIMAL in certificate.remarks else "gradient"
     return f"the gradient is L-Lipschitz on the domain; {steps} steps of at most 1/L descend within it{more}"
 
@@ -121,40 +130,34 @@ def _culprits(certificate: Certificate) -> str:
     for row in certificate.rows:
         if row.share > 0:
             places.setdefault(row.operation, []).append(row.module or MODEL)
-    if not places:  # a certificate without shares: what the reasons call "module (operation)"
-        heads = [reason.partition(":")[0] for reason in certificate.reasons]
-        more = f" and {len(heads) - 2} more" if len(heads) > 2 else ""
-        return " and ".join(heads[:2]) + more if all(head.endswith(")") for head in heads) and heads else "a kink"
-    named = [
-        f"{operation} in {where[0]}" if len(where) == 1 else f"{operation} in {len(where)} places"
-        for operation, where in places.items()
-    ]
-    return ", ".join(named[:-1]) + (" and " if named[1:] else "") + named[-1]
+    if places:
+        named = [f"{op} in {at[0] if len(at) == 1 else f'{len(at)} places'}" for op, at in places.items()]
+        return ", ".join(named[:-1]) + (" and " if named[1:] else "") + named[-1]
+    heads = [reason.partition(":")[0] for reason in certificate.reasons]  # "module (operation)"
+    if not heads or not all(head.endswith(")") for head in heads):
+        return "a kink"
+    return " and ".join(heads[:2]) + (f" and {len(heads) - 2} more" if len(heads) > 2 else "")
 
 
 def limits(certificate: Certificate) -> list[str]:
     """Sentences on where a finite smoothness comes from and what would lower it; empty without shares."""
-    if not certificate.smoothness.is_finite or not any(row.share > 0 for row in certificate.rows):
+    rows = certificate.rows
+    if not certificate.smoothness.is_finite or not any(row.share > 0 for row in rows):
         return []
-    sentences = [_origins(certificate.rows)]
-    if steepest := _steepest(certificate.rows):
-        sentences.append(steepest)
-    if help_ := remedies(certificate):
-        sentences.append(f"what would help: {'; '.join(help_)}")
-    return sentences
-
-
-def _origins(rows: tuple[Row, ...]) -> str:
-    """The few places that make up most of the smoothness; if there are many, the kinds of operations."""
     by_place = _shares(rows, lambda row: f"{row.module or MODEL} ({row.operation})")
     named = _leading(by_place)
     if sum(named.values()) < 0.5 and len(by_place) > _MOST_PLACES:
         largest = next(iter(by_place))
         kinds = _leading(_shares(rows, lambda row: row.operation))
         parts = ", ".join(f"{share:.0%} from {kind}" for kind, share in kinds.items())
-        return f"L comes from many places: {parts}; the largest is {largest} with {by_place[largest]:.0%}"
-    (first, share), *others = named.items()
-    return f"{share:.0%} of L comes from {first}" + "".join(f", {s:.0%} from {place}" for place, s in others)
+        origins = f"L comes from many places: {parts}; the largest is {largest} with {by_place[largest]:.0%}"
+    else:
+        (first, share), *others = named.items()
+        origins = f"{share:.0%} of L comes from {first}" + "".join(
+            f", {s:.0%} from {place}" for place, s in others
+        )
+    changes = remedies(certificate)
+    return [origins, f"what would help: {'; '.join(changes)}"] if changes else [origins]
 
 
 def _shares(rows: tuple[Row, ...], key: Callable[[Row], str]) -> dict[str, float]:
@@ -176,36 +179,24 @@ def _leading(shares: dict[str, float]) -> dict[str, float]:
     return leading
 
 
-def _steepest(rows: tuple[Row, ...]) -> str:
-    """The operation in which ℓ grows the most; empty if it grows nowhere."""
-    steep = [row for row in rows if row.slope is not None and row.slope.is_finite and row.slope > _STEEP]
-    if not steep:
-        return ""
-    top = max(steep, key=lambda row: row.slope.log2 if row.slope is not None else -math.inf)
-    same = sum(row.operation == top.operation and row.slope == top.slope for row in rows) - 1
-    more = f", and so in {same} more" if same else ""
-    return f"ℓ grows the most in {top.module or MODEL} ({top.operation}{more}): {short(top.slope)}-fold"
-
-
 def remedies(certificate: Certificate) -> list[str]:
     """Changes that would divide the smoothness by a factor worth naming, most effective first."""
     rows = certificate.rows
-    changes = [(_divisor(rows, lambda row: row.bits_by_radius), "half the radius")]
+    total = sum(row.share for row in rows)
+
+    def divisor(bits: Callable[[Row], float]) -> float:
+        """By what L is divided when the part of each operation falls by this many powers of two."""
+        rest = sum(row.share * 2.0 ** -bits(row) for row in rows)
+        return min(total / rest, 1e300) if rest > 0 else 1.0
+
+    changes = [(divisor(lambda row: row.bits_by_radius), "half the radius")]
     epsilons = sorted({row.epsilon for row in rows if row.epsilon is not None})
     if epsilons:
         now = f"{epsilons[0]:g}" if len(epsilons) == 1 else f"{epsilons[0]:g} to {epsilons[-1]:g}"
         kinds = " and ".join(dict.fromkeys(row.operation for row in rows if row.epsilon is not None))
-        text = f"ten times the ε of {kinds} (now {now})"
-        changes.append((_divisor(rows, lambda row: row.bits_by_epsilon), text))
+        changes.append((divisor(lambda row: row.bits_by_epsilon), f"ten times the ε of {kinds} (now {now})"))
     return [
-        f"{what} divides L by about {times(divisor)} or more"
-        for divisor, what in sorted(changes, key=lambda item: -item[0])
-        if divisor >= _WORTHWHILE
+        f"{what} divides L by about {times(factor)} or more"
+        for factor, what in sorted(changes, key=lambda item: -item[0])
+        if factor >= _WORTHWHILE
     ]
-
-
-def _divisor(rows: tuple[Row, ...], bits: Callable[[Row], float]) -> float:
-    """By what L is divided when the part of each operation falls by this many powers of two."""
-    left = sum(row.share * 2.0 ** -bits(row) for row in rows)
-    total = sum(row.share for row in rows)
-    return min(total / left, 1e300) if left > 0 else 1.0

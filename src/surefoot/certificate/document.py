@@ -29,6 +29,7 @@ from surefoot.certificate.rows import Row
 from surefoot.errors import SurefootError
 from surefoot.guarantees import GuaranteeError
 from surefoot.magnitude import Magnitude
+from surefoot.report.document import plain
 
 if TYPE_CHECKING:
     from surefoot.certificate.record import Certificate
@@ -39,6 +40,7 @@ _AS_THEY_ARE = (
     "version", "domain", "wrt", "constants", "scalar", "nonnegative", "weights_inside", "regularizer", "effort",
     "gradients",
 )  # fmt: skip
+_TEXTS = ("reasons", "flags", "remarks")
 
 
 class CertificateError(SurefootError, ValueError):
@@ -46,14 +48,16 @@ class CertificateError(SurefootError, ValueError):
 
 
 def write(certificate: Certificate) -> dict[str, Any]:
-    """Everything a certificate knows, as plain values."""
+    """Everything a certificate says, as plain values."""
     composite = None if certificate.make_damping is None else certificate.make_damping()
     estimate = certificate.estimate
+    constants = {name: getattr(certificate, name) for name in _CONSTANTS}
     document: dict[str, Any] = {
         "schema": SCHEMA,
         **{name: getattr(certificate, name) for name in _AS_THEY_ARE},
-        **{name: _size(getattr(certificate, name)) for name in _CONSTANTS},
-        "text": {name: str(getattr(certificate, name)) for name in _CONSTANTS},
+        **{name: list(getattr(certificate, name)) for name in _TEXTS},
+        **{name: _size(value) for name, value in constants.items()},
+        "text": {name: str(value) for name, value in constants.items()},
         "certified": not certificate.flags and certificate.smoothness.is_finite,
         "headline": headline(certificate),
         "verdict": verdict(certificate),
@@ -65,30 +69,27 @@ def write(certificate: Certificate) -> dict[str, Any]:
         "gradient_step": certificate.gradient_step,
         "radius": certificate.radius,
         "curvature": None if certificate.curvature is None else float(certificate.curvature),
-        "one_step": None if certificate.one_step is None else _size(certificate.one_step),
+        "one_step": _size(certificate.one_step),
         "damping": _if_guaranteed(lambda: certificate.damping),
         "composite": composite and {"log2": composite[0].log2, "is_quadratic": composite[1]},
         "blocks": {path: _size(value) for path, value in certificate.block_lipschitz.items()},
         "block_gradients": certificate.block_gradients,
         "log2": {
-            **{name: getattr(certificate, name).log2 for name in _CONSTANTS},
+            **{name: value.log2 for name, value in constants.items()},
             "blocks": [value.log2 for value in certificate.block_lipschitz.values()],
             "one_step": None if certificate.one_step is None else certificate.one_step.log2,
             "block_smoothness": np.asarray(certificate.block_smoothness.log2).tolist(),
         },
-        "reasons": list(certificate.reasons),
-        "flags": list(certificate.flags),
-        "remarks": list(certificate.remarks),
-        "estimate": estimate
-        and {
-            **{name: float(getattr(estimate, name)) for name in _CONSTANTS},
-            "domain": estimate.domain,
-            "wrt": estimate.wrt,
-            "at_centre": estimate.at_centre and [estimate.at_centre.value, estimate.at_centre.failure],
-        },
+        "estimate": None,
         "bracket": estimate and certificate.bracket(estimate).splitlines(),
         "rows": [_written_row(row) for row in certificate.rows],
     }
+    if estimate is not None:
+        likely = estimate.at_centre
+        values = {name: float(getattr(estimate, name)) for name in _CONSTANTS}
+        document["estimate"] = values | {
+            "domain": estimate.domain, "wrt": estimate.wrt, "at_centre": likely and [likely.value, likely.failure],
+        }  # fmt: skip
     document = plain(document)
     return document | {"digest": _digest(document)}
 
@@ -104,14 +105,14 @@ def parse(text: str) -> Any:
     Raises:
         CertificateError: if the text is not JSON.
     """
+
+    def refuse(name: str) -> Any:
+        raise CertificateError(f"the document holds {name}, which no certificate writes and JSON does not have")
+
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(text, parse_constant=refuse)
     except (json.JSONDecodeError, TypeError, RecursionError) as error:
         raise CertificateError(f"this is not a JSON document: {error}. Expected what to_json wrote") from error
-
-
-def _refuse_constant(name: str) -> Any:
-    raise CertificateError(f"the document holds {name}, which no certificate writes and JSON does not have")
 
 
 def read(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,21 +147,21 @@ def _fields(content: Mapping[str, Any]) -> dict[str, Any]:
     names = list(content["blocks"])
     matrix = np.array([[_number(entry) for entry in row] for row in exact["block_smoothness"]], dtype=np.float64)
     damping = composite and (_magnitude(composite["log2"]), bool(composite["is_quadratic"]))
+    if estimate is not None:
+        bounds = {name: LowerBound(float(estimate[name])) for name in _CONSTANTS}
+        likely = estimate.get("at_centre") and ProbableBound(*map(float, estimate["at_centre"]))
+        estimate = Estimate(**bounds, domain=estimate["domain"], wrt=estimate["wrt"], at_centre=likely)
     return {
         **{name: content[name] for name in _AS_THEY_ARE},
+        **{name: tuple(content[name]) for name in _TEXTS},
         **{name: _magnitude(exact[name]) for name in _CONSTANTS},
+        **{name: _number(content.get(name)) for name in ("block_gradients", "gradient_step", "radius")},
+        "segment_step": _number(content["safe_step"]),
         "block_lipschitz": dict(zip(names, map(_magnitude, exact["blocks"]), strict=True)),
         "block_smoothness": Magnitude(matrix.reshape(len(names), len(names))),
-        "reasons": tuple(content["reasons"]),
-        "flags": tuple(content["flags"]),
-        "remarks": tuple(content["remarks"]),
-        "block_gradients": _number(content["block_gradients"]),
-        "segment_step": _number(content["safe_step"]),
-        "gradient_step": _number(content.get("gradient_step")),
-        "radius": _number(content["radius"]),
         "curvature": None if content["curvature"] is None else LowerBound(float(content["curvature"])),
         "one_step": None if exact.get("one_step") is None else _magnitude(exact["one_step"]),
-        "estimate": estimate and _read_estimate(estimate),
+        "estimate": estimate,
         "make_rows": lambda: rows,
         "make_damping": None if damping is None else lambda: damping,
         "written_block_steps": _number(content["block_step_sizes"]) or None,
@@ -169,24 +170,18 @@ def _fields(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def _written_row(row: Row) -> dict[str, Any]:
     sizes = {name: getattr(row, name) for name in (*_CONSTANTS, "slope", "curvature")}
-    numbers = {name: None if size is None else _size(size) for name, size in sizes.items()}
-    text = {name: None if size is None else str(size) for name, size in sizes.items()}
-    log2 = {name: None if size is None else size.log2 for name, size in sizes.items()}
     values = {field.name: getattr(row, field.name) for field in fields(row)}
-    return {**values, **numbers, "text": text, "log2": log2}
+    values |= {name: _size(size) for name, size in sizes.items()}
+    values["text"] = {name: None if size is None else str(size) for name, size in sizes.items()}
+    values["log2"] = {name: None if size is None else size.log2 for name, size in sizes.items()}
+    return values
 
 
 def _read_row(content: Mapping[str, Any]) -> Row:
-    sizes = {name: None if log2 is None else _magnitude(log2) for name, log2 in content["log2"].items()}
+    sizes: dict[str, Any] = {name: None if x is None else _magnitude(x) for name, x in content["log2"].items()}
     numbers = {name: _number(content[name]) for name in ("share", "epsilon", "bits_by_radius", "bits_by_epsilon")}
-    shape: Any = tuple(map(int, content["shape"]))
-    return Row(content["module"], content["operation"], shape, **sizes, **numbers)  # type: ignore[arg-type]
-
-
-def _read_estimate(content: Mapping[str, Any]) -> Estimate:
-    bound, lipschitz, smoothness = (LowerBound(float(content[name])) for name in _CONSTANTS)
-    likely = content.get("at_centre") and ProbableBound(*map(float, content["at_centre"]))
-    return Estimate(bound, lipschitz, smoothness, content["domain"], content["wrt"], likely)
+    shape = tuple(map(int, content["shape"]))
+    return Row(content["module"], content["operation"], shape, **sizes, **numbers)
 
 
 def require_same_problem(certificate: Certificate, estimate: Estimate) -> None:
@@ -212,21 +207,9 @@ def _if_guaranteed(ask: Callable[[], Any]) -> Any:
 
 
 def _digest(content: Mapping[str, Any]) -> str:
+    # With doubles alone, as programs that rewrite a document write whole numbers differently.
     text = json.dumps(plain(content, doubles=True), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
-
-
-def plain(value: Any, doubles: bool = False) -> Any:
-    """Values that JSON can hold; with ``doubles``, 3 becomes 3.0, as programs write such numbers differently."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(entry, doubles) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(entry, doubles) for entry in value]
-    if isinstance(value, float) and math.isinf(value):
-        return "∞" if value > 0 else "-∞"
-    if isinstance(value, float) or (doubles and isinstance(value, int) and not isinstance(value, bool)):
-        return float(value) + 0.0
-    return value
 
 
 def _number(value: Any) -> Any:
@@ -238,8 +221,8 @@ def _number(value: Any) -> Any:
     return None if value is None else float(value)
 
 
-def _size(magnitude: Magnitude) -> float | None:
-    number = float(magnitude)
+def _size(magnitude: Magnitude | None) -> float | None:
+    number = math.inf if magnitude is None else float(magnitude)
     return number if math.isfinite(number) else None
 
 
@@ -247,22 +230,17 @@ def _magnitude(log2: float | str) -> Magnitude:
     return Magnitude(float(_number(log2)))
 
 
-_PAPER = """@article{roulet2020elementary,
-  title   = {An Elementary Approach to Convergence Guarantees of Optimization Algorithms for Deep Networks},
-  author  = {Roulet, Vincent and Harchaoui, Zaid},
-  journal = {arXiv preprint arXiv:2002.09051},
-  year    = {2020},
-  url     = {https://arxiv.org/abs/2002.09051}
-}"""
+CITATION = f"""@article{{roulet2020elementary,
+  title   = {{An Elementary Approach to Convergence Guarantees of Optimization Algorithms for Deep Networks}},
+  author  = {{Roulet, Vincent and Harchaoui, Zaid}},
+  journal = {{arXiv preprint arXiv:2002.09051}},
+  year    = {{2020}},
+  url     = {{https://arxiv.org/abs/2002.09051}}
+}}
 
-_SOFTWARE = """@software{surefoot,
-  title   = {surefoot},
-  author  = {{The surefoot developers}},
-  version = {%s},
-  note    = {Smoothness certificates and exact optimization oracles for PyTorch models}
-}"""
-
-
-def bibtex() -> str:
-    """Two entries in BibTeX: the paper that surefoot implements, and surefoot."""
-    return f"{_PAPER}\n\n{_SOFTWARE % __version__}"
+@software{{surefoot,
+  title   = {{surefoot}},
+  author  = {{{{The surefoot developers}}}},
+  version = {{{__version__}}},
+  note    = {{Smoothness certificates and exact optimization oracles for PyTorch models}}
+}}"""

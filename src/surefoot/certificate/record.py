@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from surefoot import __version__, blockwise, guarantees
 from surefoot.attained import Estimate, LowerBound, bracket
-from surefoot.certificate.document import bibtex, dump, parse, read, require_same_problem, write
-from surefoot.certificate.notebook import html
+from surefoot.certificate.document import CITATION, dump, parse, read, require_same_problem, write
 from surefoot.certificate.plot import data_frame, figure_of
 from surefoot.certificate.rows import Row
 from surefoot.certificate.text import render, table
 from surefoot.magnitude import Magnitude
+from surefoot.report import fragment, write_report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -256,7 +258,7 @@ class Certificate:
     @staticmethod
     def citation() -> str:
         """How to cite the paper and the software, in BibTeX."""
-        return bibtex()
+        return CITATION
 
     def __eq__(self, other: object) -> bool:
         """Whether all constants and what they rest on are the same; the tables are not compared."""
@@ -282,4 +284,8 @@ class Certificate:
         return render(self)
 
     def _repr_html_(self) -> str:
-        return html(self)
+        return fragment(self.to_dict())
+
+    def to_html(self, path: str | os.PathLike[str], title: str | None = None) -> Path:
+        """Write a page to look at, with nothing outside of it; see :func:`surefoot.report.write_report`."""
+        return write_report(path, self, title=title)

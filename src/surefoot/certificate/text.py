@@ -1,4 +1,4 @@
-"""A certificate as plain text: a header with the verdict, a tree of operations, a footer with what limits it."""
+"""A certificate as plain text: what it says about steps, the table of operations, what limits it."""
 
 from __future__ import annotations
 
@@ -6,54 +6,54 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from surefoot.certificate.advice import headline, limits, verdict
-from surefoot.certificate.numbers import down, shape_text, share_text, short
-from surefoot.certificate.rows import MODEL, Excerpt, Line, excerpt
+from surefoot.certificate.advice import headline, limits, point, verdict
+from surefoot.certificate.rows import MODEL, Line, excerpt
 from surefoot.domains import VARIABLES
 from surefoot.magnitude import Magnitude
+from surefoot.numbers import down, shape_text, short
 
 if TYPE_CHECKING:
     from surefoot.certificate.record import Certificate
 
 WIDTH = 96
-MOST_LINES = 60
-_MOST_REASONS = 4
-_MOST_BLOCKS = 8
-_LONGEST_NAME, _SHORTEST_NAME = 40, 12
-_LONGEST_OPERATION = 20
+_MOST_LINES, _MOST_REASONS, _MOST_BLOCKS = 60, 4, 8
+_LONGEST_NAME = 40
 HEAD = ("module", "operation", "output", "bound m", "Lipschitz ℓ", "smoothness L", "slope", "curvature", "share")
 _BRIEF = (0, 1, 2, 5, 8)  # the columns that are printed by default
-_SHORT_HEAD = ("module", "operation", "output", "m", "ℓ", "L", "slope", "curv.", "share")
 
 
-def render(certificate: Certificate, width: int = WIDTH) -> str:
-    """Header, table and footer."""
-    body = table(certificate, None, MOST_LINES, brief=True, width=width).splitlines()
-    return "\n".join([*header(certificate, width), *body, *footer(certificate, width)])
-
-
-OUTSIDE = "the present weights lie outside this domain: it says nothing about steps from them"
+def render(certificate: Certificate, width: int | None = None) -> str:
+    """Header, table and footer, wrapped to a width."""
+    columns = width or WIDTH
+    body = table(certificate, None, _MOST_LINES, brief=True).splitlines()
+    return "\n".join([*header(certificate, columns), *body, *footer(certificate, columns)])
 
 
 def header(certificate: Certificate, width: int = WIDTH) -> list[str]:
     """The headline, the domain, the three constants, the verdict, and the steps that are guaranteed."""
     title = "Certificate" if certificate.constants == "certified" else "Constants as the paper prints them"
-    constants = [
-        f"bound m = {certificate.bound}",
-        f"Lipschitz ℓ = {certificate.lipschitz}",
-        f"smoothness L = {certificate.smoothness}",
-    ]
-    cost = f"effort {certificate.effort}: about {certificate.gradients or 0:,} gradients"
     added = f", the objective plus {certificate.regularizer}" if certificate.regularizer else ""
-    return [
+    constants = (
+        f"bound m = {certificate.bound}   Lipschitz ℓ = {certificate.lipschitz}   "
+        f"smoothness L = {certificate.smoothness}"
+    )
+    lines = [
         *_wrapped(headline(certificate), width),
-        f"{title} with respect to {VARIABLES[certificate.wrt]}: {certificate.domain}" + added,
-        *(["   ".join(constants)] if sum(map(len, constants)) + 6 <= width else constants),
-        *([cost] if certificate.effort != "normal" and certificate.gradients is not None else []),
-        *([OUTSIDE] if certificate.weights_inside is False else []),
-        *_wrapped(verdict(certificate), width),
-        *_steps(certificate, width),
+        f"{title} with respect to {VARIABLES[certificate.wrt]}: {certificate.domain}{added}",
+        *(constants.split("   ") if len(constants) > width else [constants]),
     ]
+    if certificate.effort != "normal" and certificate.gradients is not None:
+        lines.append(f"effort {certificate.effort}: about {certificate.gradients:,} gradients")
+    if certificate.weights_inside is False:
+        lines.append(outside(certificate))
+    return [*lines, *_wrapped(verdict(certificate), width), *_steps(certificate, width)]
+
+
+def outside(certificate: Certificate) -> str:
+    """The warning for a domain that the present point is not in."""
+    what = point(certificate)
+    lie = "lie" if what == "weights" else "lies"
+    return f"the present {what} {lie} outside this domain: it says nothing about steps from there"
 
 
 def _steps(certificate: Certificate, width: int) -> list[str]:
@@ -66,77 +66,58 @@ def _steps(certificate: Certificate, width: int) -> list[str]:
     if step < inverse:
         size = f" = {down(step)}: the domain ends there (1/L = {down(inverse)})"
     elif step > inverse:
-        size = f" = {down(step)}: one step from the weights (1/L = {down(inverse)}, for any within the domain)"
+        size = (
+            f" = {down(step)}: one step from the {point(certificate)} (1/L = {down(inverse)}, within the domain)"
+        )
     else:
         size = f" 1/L = {down(step)}{', while steps stay in the domain' if certificate.radius is None else ''}"
-    return [f"guaranteed step size{size}", *_by_block(certificate, width)]
+    lines = [f"guaranteed step size{size}"]
+    # Step sizes by block are worth a line if they are longer for some blocks and shorter for none.
+    by_block = certificate.block_step_sizes if certificate.block_lipschitz else {}
+    if len(set(by_block.values())) > 1 and min(by_block.values()) >= step:
+        shown = [f"{path or MODEL} {down(each)}" for path, each in list(by_block.items())[:_MOST_BLOCKS]]
+        more = f" and {len(by_block) - len(shown)} more" if len(by_block) > len(shown) else ""
+        lines += _wrapped("or per block: " + ", ".join(shown) + more, width)
+    return lines
 
 
-def _by_block(certificate: Certificate, width: int) -> list[str]:
-    """The step size of each block, if it is longer for some blocks and shorter for none."""
-    steps = certificate.block_step_sizes if certificate.block_lipschitz else {}
-    joint = certificate.step_size
-    if len(set(steps.values())) < 2 or min(steps.values()) < joint:
-        return []
-    shown = [f"{path or MODEL} {down(step)}" for path, step in list(steps.items())[:_MOST_BLOCKS]]
-    more = len(steps) - len(shown)
-    return _wrapped("or per block: " + ", ".join(shown) + (f" and {more} more" if more > 0 else ""), width)
+def table(certificate: Certificate, depth: int | None = None, rows: int | None = None, brief: bool = False) -> str:
+    """One line per operation; folded to a depth or a number of lines.
 
-
-def table(
-    certificate: Certificate,
-    depth: int | None = None,
-    rows: int | None = None,
-    brief: bool = False,
-    width: int = WIDTH,
-) -> str:
-    """One line per operation, as a tree; folded to a depth or a number of lines.
-
-    Modules at ``depth`` are one line each; by default all operations are shown. With more lines than ``rows``,
-    deep modules are folded until they fit, and if that is not enough, lines in the middle are left out. A
-    ``brief`` table has only the columns for smoothness and shares.
+    What modules at ``depth`` compute is one line each. With more lines than ``rows`` deep modules are folded until
+    they fit, and if that is not enough, lines in the middle are left out. A ``brief`` table has only the columns
+    for smoothness and shares.
     """
-    part = excerpt(certificate.rows, depth, rows)
-    if not part.shown:
+    first, last = excerpt(certificate.rows, depth, rows)
+    if not first:
         return ""
-    cells = [cells_of(line, certificate.smoothness) for line in part.shown]
-    wanted = _BRIEF if brief else range(len(HEAD))
-    used = [k for k in wanted if k < 6 or any(row[k] for row in cells)]
-    cells = [[row[k] for k in used] for row in cells]
-    head = [HEAD[k] for k in used]
-    if sum(_widths([head, *cells])) + 2 * (len(used) - 1) > width:
-        head = [_SHORT_HEAD[k] for k in used]
-    over = sum(_widths([head, *cells])) + 2 * (len(used) - 1) - width
-    if brief and over > 0:  # module names give way
-        room = max(_widths(cells)[0] - over, _SHORTEST_NAME)
-        cells = [[clipped(row[0], room), *row[1:]] for row in cells]
-    widths = _widths([head, *cells])
+    cells = [_cells(line, certificate.smoothness) for line in (*first, *last)]
+    used = [k for k in (_BRIEF if brief else range(len(HEAD))) if k < 6 or any(row[k] for row in cells)]
+    grid = [[row[k] for k in used] for row in (list(HEAD), *cells)]
+    widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
     rule = "─" * (sum(widths) + 2 * (len(widths) - 1))
-    title, *body = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in [head, *cells]]
-    if part.hidden:
-        body.insert(len(part.first), f"… {part.hidden} more operations")
-    return "\n".join([rule, title, rule, *body, rule, *note(certificate, part)])
+    title, *body = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in grid]
+    hidden = len(certificate.rows) - sum(line.operations for line in (*first, *last))
+    if hidden:
+        body.insert(len(first), f"… {hidden} more operations")
+    apart = hidden + sum(line.operations for line in (*first, *last) if line.operations > 1)
+    end = [f"{apart} of {len(certificate.rows)} operations are folded: certificate.table() shows all"]
+    return "\n".join([rule, title, rule, *body, rule, *(end if apart else [])])
 
 
-def note(certificate: Certificate, part: Excerpt) -> list[str]:
-    """How many operations are not shown, and how to see them."""
-    if not part.folded and not part.hidden:
-        return []
-    missing = f"{part.folded + part.hidden} of {len(certificate.rows)} operations are folded"
-    return [f"{missing}: certificate.table(depth=…) shows more, certificate.table() all"]
-
-
-def cells_of(line: Line, smoothness: Magnitude) -> list[str]:
+def _cells(line: Line, smoothness: Magnitude) -> list[str]:
     """The text of each column, in the order of ``HEAD``; a curvature of zero is left out."""
-    row, one = line.row, line.is_operation
+    row, single = line.row, line.operations == 1
+    share = f"{line.share:.0%}" if line.share >= 0.005 else ""
+    bent = row.curvature if row.curvature is not None and not row.curvature.is_zero else None
     return [
-        line.prefix + clipped(line.name, _LONGEST_NAME),
-        clipped(line.operation, _LONGEST_OPERATION),
+        clipped(line.name, _LONGEST_NAME),
+        clipped(row.operation, _LONGEST_NAME // 2) if single else f"{line.operations} operations",
         shape_text(row.shape),
         *map(str, (row.bound, row.lipschitz, row.smoothness)),
-        short(row.slope) if one else "",
-        short(row.curvature) if one and row.curvature is not None and not row.curvature.is_zero else "",
-        share_text(line.share, smoothness),
+        short(row.slope) if single else "",
+        short(bent) if single else "",
+        share if smoothness.is_finite else "∞" if line.share > 0 else "",
     ]
 
 
@@ -148,10 +129,6 @@ def clipped(text: str, most: int) -> str:
     """
     text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
     return text if len(text) <= most else f"{text[: most // 2]}…{text[-(most - most // 2 - 1) :]}"
-
-
-def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
-    return [max(map(len, column)) for column in zip(*rows, strict=True)]
 
 
 def footer(certificate: Certificate, width: int = WIDTH) -> list[str]:
@@ -170,5 +147,5 @@ def footer(certificate: Certificate, width: int = WIDTH) -> list[str]:
     return lines
 
 
-def _wrapped(text: str, width: int) -> list[str]:
+def _wrapped(text: str, width: int) -> Sequence[str]:
     return textwrap.wrap(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)

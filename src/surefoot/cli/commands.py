@@ -1,35 +1,121 @@
-"""The commands, their arguments and their help.
-
-Nothing here imports torch. The work of a command is in a module of its own, which :func:`_module` imports when the
-command is run, so that help, completion and mistakes in the options are answered at once.
-"""
+"""The commands, their arguments and their help. Nothing imports torch: the work is in modules of its own."""
 
 from __future__ import annotations
 
-import tomllib
+from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from surefoot import __version__
-from surefoot.cli import options as o
 from surefoot.cli import output
-from surefoot.cli.guard import Outcome, UsageError, check_destination, guarded
+from surefoot.cli.frame import Outcome, UsageError, check_destination, guarded
 
 app = typer.Typer(
     name="surefoot",
     no_args_is_help=True,
+    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 certified, 1 not certified (∞), 2 usage, 3 unsupported operation, 70 unexpected error, "
+    epilog="Exit codes: 0 proved, 1 not proved (∞), 2 usage, 3 unsupported operation, 70 unexpected error, "
     "130 interrupted. Results are on standard output, everything else on standard error.",
 )
 
 
-def _module(name: str) -> Any:
+def _option(panel: str, metavar: str, text: str, *names: str) -> Any:
+    return typer.Option(*names, metavar=metavar, rich_help_panel=panel, help=text)
+
+
+_batch, _set = partial(_option, "Model and batch"), partial(_option, "What is certified")
+_run, _output = partial(_option, "Run"), partial(_option, "Output")
+
+MODEL_HELP = (
+    "zoo:name or just name (options behind @, as in mlp@sizes=64,32,10@activation=tanh), file.py:function or "
+    "package.module:function."
+)
+Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
+Models = Annotated[list[str], typer.Argument(metavar="MODEL...", help=MODEL_HELP)]
+Json = Annotated[bool, _output("", "Print one JSON document.", "--json")]
+Report = Annotated[Path | None, _output("FILE.html", "Also write a page to look at.")]
+Steps = Annotated[int, _run("N", "Number of steps.")]
+Samples = Annotated[int | None, _run("N", "Samples per step. Default: all.")]
+Loss = Annotated[str, _run("NAME", "The loss: cross-entropy, square, …")]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the data and the weights of a model come from."""
+
+    data: Annotated[
+        str | None, _batch("NAME|FILE", "digits, mnist-5k, or a .pt, .npz, .safetensors, .csv or .npy file.")
+    ] = None
+    weights: Annotated[Path | None, _batch("FILE", "Weights: .safetensors, or a torch.save of tensors.")] = None
+    smooth: Annotated[bool, _batch("", "Replace ReLU by soft-plus and so on (surefoot.smooth).", "--smooth")] = (
+        False
+    )
+    evaluation: Annotated[bool, _batch("", "In evaluation mode: no dropout, running statistics.", "--eval")] = (
+        False
+    )
+    seed: Annotated[int, _batch("N", "Seed of random weights, random inputs and searches.")] = 0
+
+    def __post_init__(self) -> None:
+        if not -(2**63) <= self.seed < 2**63:
+            raise UsageError(f"--seed is a whole number of 64 bits, got {self.seed}")
+
+
+@dataclass(frozen=True)
+class Question(Source):
+    """The options of ``certify`` and ``compare``."""
+
+    batch: Annotated[int | None, _batch("N", "Samples. Default: all data, else 16, or 128 for shapes.")] = None
+    input: Annotated[str | None, _batch("SHAPE", "Shape of the input, samples first: 8,3,32,32.")] = None
+    domain: Annotated[
+        Literal["product", "ball"] | None,
+        _set("product|ball", "Every layer in its ball (default around zero), or all in one."),
+    ] = None
+    radius: Annotated[float | None, _set("R", "Of the balls. Default: 1 around zero, 0.1 around weights.")] = None
+    center: Annotated[
+        Literal["zero", "weights"] | None, _set("zero|weights", "Default: weights, if given or with --data.")
+    ] = None
+    wrt: Annotated[Literal["params", "input"], _set("params|input", "What varies.")] = "params"
+    objective: Annotated[str | None, _set("NAME", "A loss of the outputs on --data: cross-entropy, …")] = None
+    constants: Annotated[
+        Literal["certified", "paper"], _set("certified|paper", "Proved ones, or the paper's as printed.")
+    ] = "certified"
+    input_norm: Annotated[
+        float | None, _set("X", "Bound on the norm of the batch. Default: its own; 1 for shapes alone.")
+    ] = None
+    estimate: Annotated[bool, _set("", "Also search for lower bounds.", "--estimate")] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.batch is not None and self.batch < 1:
+            raise UsageError(f"--batch is at least 1, got {self.batch}")
+        if self.batch is not None and self.input:
+            raise UsageError("--batch and --input both say how many samples there are: give one of them")
+        if self.input_norm is not None and not 0 <= self.input_norm < float("inf"):
+            raise UsageError(f"--input-norm is a finite number ≥ 0, got {self.input_norm}")
+        if self.input_norm is not None and self.wrt == "input":
+            raise UsageError("--input-norm is for a fixed input; with --wrt input give --radius and --center")
+
+    @property
+    def is_centred(self) -> bool:
+        """Whether the centre is the present point; by default if the user gives weights or data."""
+        if self.center is not None:
+            return self.center == "weights"
+        return self.domain == "ball" or self.wrt == "input" or bool(self.weights or self.data)
+
+    @property
+    def needs_numbers(self) -> bool:
+        """Whether shapes alone are not enough."""
+        return bool(self.weights or self.data or self.estimate or self.is_centred)
+
+
+def _work(name: str) -> Any:
     """The module that does the work of a command; it imports torch."""
     with output.working("loading"):
         return import_module(f"surefoot.cli.{name}")
@@ -41,36 +127,8 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _configured(context: typer.Context, path: Path | None) -> None:
-    """Read defaults of options from a file."""
-    if path is None or context.resilient_parsing:
-        return
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise typer.BadParameter(f"{path} is not a TOML file that can be read: {error}") from error
-    commands: Any = getattr(context.command, "commands", {})
-    defaults: dict[str, dict[str, Any]] = {}
-    for name, table in tables.items():
-        if name not in commands or not isinstance(table, dict):
-            raise typer.BadParameter(f"{path}: [{name}] is none of the commands {', '.join(commands)}")
-        names = {parameter.name for parameter in commands[name].params}
-        defaults[name] = {option.replace("-", "_"): value for option, value in table.items()}
-        if unknown := sorted(defaults[name].keys() - names):
-            raise typer.BadParameter(f"{path}: {name} has no option '{unknown[0]}': surefoot {name} --help")
-    context.default_map = defaults
-
-
 @app.callback()
 def surefoot(
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.toml",
-            callback=_configured,
-            help="Defaults of options, a table for each command, such as train with steps = 200 and batch = 500.",
-        ),
-    ] = None,
     version: Annotated[
         bool,
         typer.Option(
@@ -78,7 +136,7 @@ def surefoot(
         ),
     ] = False,
 ) -> None:
-    """Learning rates with a proof: smoothness certificates and exact steps for PyTorch models.
+    """Learning rates with a proof: smoothness certificates and proved steps for PyTorch models.
 
     Begin with: surefoot certify mlp, surefoot train, surefoot compare vgg16 vgg16-smooth vgg16-batchnorm.
     """
@@ -86,19 +144,10 @@ def surefoot(
 
 @app.command()
 @guarded
-def certify(
-    models: o.Models,
-    request: o.Request,
-    sweep: o.Sweep,
-    json: o.Json = False,
-    report: o.Report = None,
-    what_if: o.WhatIf = False,
-) -> Outcome:
-    """Bound a model, its slope and its curvature over a set of parameters, and say which step sizes are safe.
+def certify(model: Model, question: Question, json: Json = False, report: Report = None) -> Outcome:
+    """Bound a model, its slope and its curvature over a set of weights, and say which step sizes are safe.
 
-    Several models or checkpoints give one row each, as it finishes; one that fails does not lose the others.
-
-    Exit code 0 if the smoothness is finite and proved, 1 if it is infinite or not proved, of one of several too.
+    Exit code 0 if the smoothness is finite and proved, 1 if it is infinite or not proved.
 
     Examples:
 
@@ -106,22 +155,16 @@ def certify(
 
       surefoot certify mlp --data digits --objective cross-entropy --radius 0.03 --estimate
 
-      surefoot certify mypackage.models:make_model --input 8,3,32,32 --json
-
-      surefoot certify mlp runs/*.safetensors --data digits --workers 4 --log rows.jsonl --resume
+      surefoot certify models.py:make_model --input 8,3,32,32 --json
     """
-    check_destination(report, "--report", (".html",))
-    if what_if and report is None:
-        raise UsageError("--what-if fills a part of the report: say where to write it, with --report FILE.html")
-    return _module("certifying").certify_each(models, request, sweep, json, report, what_if)
+    check_destination(report, "--report", ".html")
+    return _work("certifying").certify(model, question, json, report)
 
 
 @app.command()
 @guarded
-def compare(
-    models: o.Models, request: o.Request, sweep: o.Sweep, json: o.Json = False, report: o.Report = None
-) -> Outcome:
-    """Certify several models, variants or checkpoints of one, and put the constants side by side.
+def compare(models: Models, question: Question, json: Json = False, report: Report = None) -> Outcome:
+    """Certify several models and put the constants side by side; without weights, shapes alone are compared.
 
     Ratios are to the first model whose constant is finite. Exit code 0 if at least one model is certified.
 
@@ -129,23 +172,31 @@ def compare(
 
       surefoot compare vgg16 vgg16-smooth vgg16-batchnorm
 
-      surefoot compare vgg16-smooth vgg16-batchnorm@batch_norm=100 --constants both
-
-      surefoot compare mlp@activation=tanh mlp --data digits --objective cross-entropy
-
-      surefoot compare mlp runs/*.safetensors --data digits --workers 4 --log rows.jsonl --resume
+      surefoot compare vgg16-smooth vgg16-batchnorm@batch_norm=100 --report page.html
     """
-    check_destination(report, "--report", (".html",))
-    return _module("certifying").certify_all(models, request, sweep, json, report)
+    check_destination(report, "--report", ".html")
+    return _work("certifying").compare(models, question, json, report)
 
 
 @app.command()
 @guarded
-def train(start: o.Start, run: o.Run, json: o.Json = False, report: o.Report = None) -> Outcome:
-    """Train a model without a learning rate: every step is proved to descend before it is taken.
+def train(
+    source: Source,
+    model: Model = "mlp@activation=tanh",
+    objective: Loss = "cross-entropy",
+    optimizer: Annotated[
+        Literal["certified", "gauss-newton", "newton"], _run("NAME", "certified (every step is proved), …")
+    ] = "certified",
+    steps: Steps = 100,
+    batch: Samples = None,
+    test: Annotated[float, _run("PART", "Part of the data that is left out for testing.")] = 0.25,
+    save: Annotated[Path | None, _output("FILE", "Write the weights: .safetensors or .pt.")] = None,
+    json: Json = False,
+    report: Report = None,
+) -> Outcome:
+    """Train a model without a learning rate: steps are proved to descend before they are taken.
 
-    Gauss-Newton and Newton steps are proved with --damping certified; else they are judged by the loss after them.
-    Exit code 1 if nothing was proved, as there or where the smoothness is infinite, or if a promise was not kept.
+    Exit code 1 if nothing was proved: the smoothness is infinite, or the optimizer only measures.
 
     Examples:
 
@@ -153,51 +204,31 @@ def train(start: o.Start, run: o.Run, json: o.Json = False, report: o.Report = N
 
       surefoot train mlp@activation=tanh --data mnist-5k --batch 500 --steps 200
 
-      surefoot train mymodels:net --data mine.npz --save net.safetensors
-
-      surefoot train --optimizer gauss-newton --damping certified --steps 10 --checkpoint run.pt --report run.html
+      surefoot train mymodels.py:net --data mine.npz --save net.safetensors --report run.html
     """
-    check_destination(run.save, "--save", (".safetensors", ".pt", ".pth"))
-    check_destination(run.checkpoint, "--checkpoint", (".pt", ".pth"))
-    check_destination(run.log, "--log", (".jsonl",))
-    check_destination(report, "--report", (".html",))
-    return _module("training").train_model(start, run, json, report)
-
-
-@app.command()
-@guarded
-def step(start: o.Start, batch: o.Samples = 64, kappa: o.Kappa = 1.0, json: o.Json = False) -> Outcome:
-    """Take one gradient, Gauss-Newton and Newton step, and say what each gains, what it costs and which to use.
-
-    The cost is in gradients: as counted for this step, at worst (surefoot cost), and in measured time.
-
-    The gradient has the step size that is proved to descend the most; without a proof it is 1/κ.
-
-    Examples:
-
-      surefoot step
-
-      surefoot step mlp --data mnist-5k --batch 128 --kappa 0.1
-    """
-    if batch < 1 or not kappa > 0:
-        raise UsageError("--batch is at least 1 and --kappa is positive")
-    return _module("stepping").take_steps(start, batch, kappa, json)
+    if steps < 0 or not 0 <= test < 1 or (batch is not None and batch < 1):
+        raise UsageError("--steps is at least 0, --batch at least 1, and --test between 0 and 1")
+    check_destination(save, "--save", ".safetensors", ".pt", ".pth")
+    check_destination(report, "--report", ".html")
+    running = _work("running")
+    run = running.Run(model, source, objective, optimizer, steps, batch, test)
+    return running.train(run, save, json, report)
 
 
 @app.command()
 @guarded
 def converge(
-    model: o.Model = "mlp@activation=tanh",
-    data: o.Data = "digits",
-    objective: o.Loss = "square",
-    batch: o.Samples = 20,
-    steps: o.Steps = 30,
-    method: o.Converging = "gauss-newton",
-    ridge: o.RidgeWeight = 0.0,
-    seed: o.Seed = 0,
-    device: o.Device = None,
-    json: o.Json = False,
-    report: o.Report = None,
+    source: Source,
+    model: Model = "mlp@activation=tanh",
+    objective: Loss = "square",
+    batch: Annotated[int, _run("N", "Number of samples, a random part of the data.")] = 20,
+    steps: Steps = 30,
+    method: Annotated[str, _run("NAME", "The method whose convergence is proved: gauss-newton, gradient, …")] = (
+        "gauss-newton"
+    ),
+    ridge: Annotated[float, _run("X", "Weight of the ridge ½‖u‖² that is added.", "--ridge")] = 0.0,
+    json: Json = False,
+    report: Report = None,
 ) -> Outcome:
     """Take steps until convergence from there is proved, and say to what, how near and how fast.
 
@@ -207,72 +238,38 @@ def converge(
 
       surefoot converge mlp --data digits
 
-      surefoot converge mlp@activation=tanh --method momentum --report proof.html
+      surefoot converge mlp@activation=tanh --method gradient --report proof.html
     """
     if batch < 1 or steps < 0 or not ridge >= 0:
         raise UsageError("--batch is at least 1, --steps and --ridge are not negative")
-    check_destination(report, "--report", (".html",))
-    start = o.Start(model=model, data=data, objective=objective, seed=seed, device=device)
-    return _module("stepping").prove(start, batch, steps, method, ridge, json, report)
+    check_destination(report, "--report", ".html")
+    running = _work("running")
+    run = running.Run(model, source, objective, "", steps, batch, 0.0)
+    return running.converge(run, method, ridge, json, report)
 
 
 @app.command()
 @guarded
-def cost(
-    model: o.Model,
-    batch: o.Batch = None,
-    inputs: o.Input = None,
-    smooth: o.Smooth = False,
-    evaluation: o.Eval = False,
-    json: o.Json = False,
+def rules(
+    search: Annotated[str | None, _output("TEXT", "Only those that mention this text.", "--search", "-s")] = None,
+    json: Json = False,
 ) -> Outcome:
-    """Count what a gradient, a Gauss-Newton and a Newton step cost, layer by layer; nothing is computed.
-
-    Examples:
-
-      surefoot cost vgg16 --batch 128
-
-      surefoot cost mypackage.models:make_model --input 8,3,32,32
-    """
-    request = o.Request(batch=batch, inputs=inputs, smooth=smooth, evaluation=evaluation)
-    return _module("stepping").count_cost(model, request, json)
-
-
-@app.command()
-@guarded
-def rules(search: o.Search = None, json: o.Json = False) -> Outcome:
     """List the operations that certificates know, and what is claimed of each.
-
-    Examples:
-
-      surefoot rules
-
-      surefoot rules --search pool
-    """
-    return _module("catalogue").list_rules(search, json)
-
-
-@app.command()
-@guarded
-def models(search: o.Search = None, json: o.Json = False) -> Outcome:
-    """List the models of the zoo.
-
-    Options of a model stand behind its name: mlp@sizes=64,32,10@activation=tanh.
 
     Example:
 
-      surefoot models --search vgg
+      surefoot rules --search pool
     """
-    return _module("catalogue").list_models(search, json)
+    return _work("catalogue").list_rules(search, json)
 
 
 @app.command()
 @guarded
-def doctor(json: o.Json = False) -> Outcome:
+def doctor(json: Json = False) -> Outcome:
     """Say what is installed and what is missing, and check that a small certificate is right.
 
     Example:
 
       surefoot doctor
     """
-    return _module("catalogue").check_health(json)
+    return _work("catalogue").check_health(json)

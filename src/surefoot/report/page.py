@@ -1,8 +1,7 @@
-"""The report: certificates as one self-contained page.
+"""Write a page.
 
-The page needs no network and no server: style, script, drawings and data are inside it, and its content security
-policy allows nothing else. Every name that comes from a model is escaped by the template engine; the script
-inserts text only as text, and gets names as JSON with ``<``, ``>``, ``&`` and ``'`` escaped.
+It needs no network, no server and no script: style, drawings and data are inside it, and its content security
+policy allows nothing else. Every name that comes from a model is escaped by the template engine.
 """
 
 from __future__ import annotations
@@ -18,66 +17,90 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from surefoot import __version__
-from surefoot.attained import Estimate
-from surefoot.certificate import Certificate
-from surefoot.certificate.notebook import environment
-from surefoot.certificate.numbers import shape_text, upper
-from surefoot.certificate.rows import MODEL, lines
 from surefoot.errors import SurefootError
-from surefoot.report import summary
-from surefoot.report.blocks import architecture, blocks, heat
-from surefoot.report.growth import curves
-from surefoot.report.rules import errata, families
-from surefoot.report.summary import comparison
-from surefoot.report.variants import WhatIf
-
-Named = Sequence[tuple[str, Certificate]]
-Estimates = Mapping[str, Estimate] | Sequence[Estimate | None]
+from surefoot.report.document import run_document
+from surefoot.report.views import comparison, in_digits, view
 
 
 class ReportError(SurefootError, ValueError):
-    """There is nothing to report, or the arguments do not fit together."""
+    """There is nothing to report, or it is nothing that a page can show."""
 
 
-def write_report(
-    path: str | os.PathLike[str],
-    certificates: Named,
-    *,
-    title: str | None = None,
-    estimates: Estimates | None = None,
-    what_if: Mapping[str, WhatIf] | None = None,
-) -> Path:
-    """Write the report of one certificate, or of several that are compared with the first, and return its path.
-
-    The file appears complete or not at all: the page is written to a temporary file that then takes its place.
+def write_report(path: str | os.PathLike[str], subject: Any, *, title: str | None = None) -> Path:
+    """Write the page and return its path; the file appears complete or not at all.
 
     Args:
         path: the HTML file, in an existing folder.
-        certificates: names and certificates.
+        subject: a certificate, a verdict of convergence, an optimizer with its history, or the dictionary of one
+            of them; or several: a list, or a mapping from names.
         title: title of the page; by default made of the names.
-        estimates: lower bounds by name, or in the order of the certificates; by default those attached to them.
-        what_if: results of :func:`~surefoot.report.what_if` by name, for other radii and layers.
 
     Raises:
-        ReportError: if there is no certificate, or the estimates do not fit.
-        Contradiction: if a value was attained that a certificate excludes.
+        ReportError: if there is nothing to show.
         OSError: if the file cannot be written.
 
-    >>> import tempfile, torch, surefoot as sf
+    >>> import tempfile
     >>> certificate = sf.certify(nn.Linear(2, 1), torch.eye(2), domain=sf.Ball(0.1))
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     sf.report.write_report(f"{folder}/page.html", [("linear", certificate)]).name
+    ...     sf.report.write_report(f"{folder}/page.html", {"linear": certificate}).name
     'page.html'
     """
-    return written(path, render_report(certificates, title=title, estimates=estimates, what_if=what_if))
-
-
-def written(path: str | os.PathLike[str], page: str) -> Path:
-    """Write a page into a file, whole or not at all."""
+    page = render_report(subject, title=title)
     with written_whole(Path(path)) as temporary:
         temporary.write_text(page, encoding="utf-8", newline="\n")
     return Path(path)
+
+
+def render_report(subject: Any, *, title: str | None = None) -> str:
+    """The page as a string; see :func:`write_report`."""
+    documents = _documents(subject)
+    views = [view(document, name, f"part-{k}") for k, (name, document) in enumerate(documents)]
+    names = [each["name"] for each in views]
+    style = _template("page.css")
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    return str(
+        _environment()
+        .get_template("page.html.j2")
+        .render(
+            title=title or ", ".join(names),
+            views=views,
+            comparison=comparison(views),
+            style=style,
+            policy=f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'",
+        )
+    )
+
+
+def fragment(document: Mapping[str, Any]) -> str:
+    """One document as a part of another page, such as a notebook."""
+    module = _environment().get_template("parts.html.j2").module
+    return (
+        f'<div class="surefoot"><style>{_template("page.css")}</style>{module.part(view(document, "", ""))}</div>'
+    )
+
+
+def _documents(subject: Any) -> list[tuple[str, Mapping[str, Any]]]:
+    """Names and documents of what is to be shown."""
+    if isinstance(subject, Mapping) and "schema" not in subject:
+        named = list(subject.items())
+    elif isinstance(subject, Sequence) and not isinstance(subject, str):
+        named = [each if isinstance(each, tuple) else ("", each) for each in subject]
+    else:
+        named = [("", subject)]
+    documents = []
+    for name, each in named:
+        if hasattr(each, "history"):
+            if not each.history:
+                raise ReportError("a page of a run shows its steps, and none is in the history: take steps first")
+            each = run_document(each)
+        elif hasattr(each, "to_dict"):
+            each = each.to_dict()
+        if not isinstance(each, Mapping) or "schema" not in each:
+            raise ReportError(f"a page shows certificates, runs and verdicts, got {type(each).__name__}")
+        documents.append((str(name), each))
+    if not documents:
+        raise ReportError("a page shows one certificate, run or verdict at least, and there is none")
+    return documents
 
 
 @contextmanager
@@ -95,128 +118,18 @@ def written_whole(path: Path) -> Iterator[Path]:
         Path(name).unlink(missing_ok=True)
 
 
-def render_report(
-    certificates: Named,
-    *,
-    title: str | None = None,
-    estimates: Estimates | None = None,
-    what_if: Mapping[str, WhatIf] | None = None,
-) -> str:
-    """The page as a string; see :func:`write_report`.
-
-    >>> certificate = sf.certify(nn.Linear(2, 1), torch.eye(2), domain=sf.Ball(0.1))
-    >>> "Certificate of linear" in sf.report.render_report([("linear", certificate)])
-    True
-    """
-    if not certificates:
-        raise ReportError("a report shows one certificate or more, and none was given")
-    lower = _estimates(certificates, estimates)
-    names, only = zip(*certificates, strict=True)
-    others = [(what_if or {}).get(name, WhatIf()) for name in names]
-    return rendered(
-        "report.html.j2",
-        title=title or f"{'Certificate' if len(names) == 1 else 'Certificates'} of {_listed(names)}",
-        models=[_model(*each) for each in zip(range(1, len(only) + 1), names, only, lower, others, strict=True)],
-        comparison=comparison(certificates),
-        families=families(only),
-        errata=errata(only),
-        as_printed=any(c.constants != "certified" for c in only),
-        has_scalar=any(c.scalar for c in only),
-        has_segment=any(summary.is_along_a_segment(c) for c in only),
-    )
-
-
-def rendered(template: str, **variables: Any) -> str:
-    """A page with the style and the script of all reports."""
-    style, script = _asset("report.css"), _asset("report.js")
-    return (
-        _environment()
-        .get_template(template)
-        .render(version=__version__, style=style, script=script, policy=_policy(style, script), **variables)
-    )
-
-
-def _model(
-    number: int, name: str, certificate: Certificate, estimate: Estimate | None, other: WhatIf
-) -> dict[str, Any]:
-    """The variables of the template for one certificate."""
-    rows, drawn = certificate.rows, heat(certificate)
-    boxes = architecture(certificate)
-    radii = summary.by_radius(certificate, other.radii)
-    return {
-        "id": f"model-{number}",
-        "name": name,
-        "certificate": certificate,
-        "where": summary.where(certificate),
-        "verdict": summary.verdict(certificate),
-        "figures": summary.figures(certificate),
-        "iterations": summary.iterations(certificate),
-        "brackets": list(summary.brackets(certificate, estimate)),
-        "parts": summary.parts(certificate),
-        "limits": summary.limits(certificate),
-        "lines": lines(rows),
-        "operations": len(rows),
-        "has_constants": any(row.slope is not None or row.curvature is not None for row in rows),
-        "architecture": boxes,
-        "radii": radii,
-        "variants": [("as it is", certificate), *other.variants] if other.variants else [],
-        "curves": curves(rows),
-        "heat": drawn,
-        "blocks": blocks(certificate),
-        "data": {
-            "rows": [[row.module or MODEL, f"{row.operation}, {shape_text(row.shape)}",
-                      *map(upper, (row.bound, row.lipschitz, row.smoothness))] for row in rows],
-            "names": ["m", "ℓ", "L"],
-            "boxes": [] if boxes is None else [box.facts for box in boxes.boxes],
-            "radii": radii,
-            "blocks": [] if drawn is None else drawn.names,
-            "cells": [] if drawn is None else drawn.values,
-        },
-        "json": base64.b64encode(certificate.to_json(indent=None).encode()).decode(),
-        "file": f"{''.join(c if c.isalnum() or c in '-_' else '-' for c in name)[:60] or 'certificate'}.json",
-    }  # fmt: skip
-
-
-def _estimates(certificates: Named, estimates: Estimates | None) -> list[Estimate | None]:
-    """One estimate or none for each certificate."""
-    if isinstance(estimates, Mapping):
-        names = {name for name, _ in certificates}
-        if unknown := sorted(set(estimates) - names):
-            raise ReportError(
-                f"estimates were given for {_listed(unknown)}, but the certificates are those of "
-                f"{_listed(sorted(names))}"
-            )
-        estimates = [estimates.get(name) for name, _ in certificates]
-    if estimates is None:
-        estimates = [None] * len(certificates)
-    if len(estimates) != len(certificates):
-        raise ReportError(
-            f"{len(estimates)} estimates were given for {len(certificates)} certificates: give one for each, or "
-            "None"
-        )
-    return [c.estimate if one is None else one for one, (_, c) in zip(estimates, certificates, strict=True)]
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _policy(style: str, script: str) -> str:
-    """The content security policy: this style, this script, and nothing else."""
-    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)]
-    return (
-        f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
-    )
-
-
 @cache
-def _asset(name: str) -> str:
+def _template(name: str) -> str:
     return files("surefoot.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 
 @cache
 def _environment() -> Any:
-    templates = environment("surefoot.report")
-    templates.filters |= {"in_digits": summary.in_digits, "ratio": summary.ratio, "verdict": summary.verdict}
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    templates = Environment(
+        loader=PackageLoader("surefoot.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    templates.filters["digits"] = in_digits
     return templates

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from surefoot.certificate.document import plain
-from surefoot.certificate.notebook import rendered
-from surefoot.certificate.numbers import down, short
 from surefoot.guarantees import GuaranteeError
 from surefoot.magnitude import Magnitude
+from surefoot.numbers import down, short
+from surefoot.report import fragment
+from surefoot.report.document import plain
 from surefoot.theorems.gradient_steps import SquareOnBall
 from surefoot.theorems.majorised import DampedGaussNewton
 from surefoot.theorems.momentum import FastHeavyBall, HeavyBall
@@ -34,7 +34,7 @@ _FIELDS = (
     "method", "theorem", "proved", "verdict", "radius", "distance", "rate", "step_size", "momentum",
     "block_step_sizes", "missing", "loss",
 )  # fmt: skip
-_HYPOTHESIS_FIELDS = ("symbol", "meaning", "value", "needs", "holds")
+_HYPOTHESIS_FIELDS = ("symbol", "meaning", "value", "bound", "needs", "holds")
 
 
 @dataclass(frozen=True)
@@ -248,9 +248,9 @@ class Convergence:
     def to_html(self) -> str:
         """The verdict, its hypotheses and remarks as a part of a page.
 
-        :func:`surefoot.report.write_convergence` writes a whole page, with the proof.
+        :func:`surefoot.report.write_report` writes a whole page.
         """
-        return rendered("convergence.html.j2", verdict=self)
+        return fragment(self.to_dict())
 
     _repr_html_ = to_html
 

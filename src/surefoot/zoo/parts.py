@@ -1,15 +1,16 @@
-"""Common parts of several models: activations and poolings by name, scaled widths, checks of sizes."""
+"""Parts of several models: activations and poolings by name, widths, checks of what a model is asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import difflib
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeAlias
 
 import torch
 from torch import nn
 
-from surefoot.zoo.registry import ZooError, unknown
+from surefoot.errors import SurefootError
 
 Activation: TypeAlias = str | Callable[[], nn.Module]
 
@@ -20,51 +21,62 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 }  # fmt: skip
 
 
-def make_activation(choice: Activation) -> nn.Module:
-    """A new activation module, from its name or from anything that makes one when called.
+class ZooError(SurefootError, ValueError):
+    """A model of the zoo was asked for in a way it cannot be built, or fed an input it cannot take."""
 
-    Args:
-        choice: a key of :data:`ACTIVATIONS`, a module class, or a function without arguments such as
-            ``functools.partial(nn.Softplus, beta=10)``. An instance is refused: one module used in several
-            places has one path only, and reports by module could not tell its uses apart.
+
+def unknown(kind: str, name: object, choices: Iterable[str]) -> ZooError:
+    """The error for a name that is not in a list, with the closest match and the whole list.
+
+    >>> print(unknown("activation", "softpuls", ["relu", "softplus"]))
+    there is no activation 'softpuls': did you mean 'softplus'? There are: relu, softplus.
+    """
+    listed = list(choices)
+    close = difflib.get_close_matches(str(name).lower(), listed, n=1, cutoff=0.5)
+    hint = f": did you mean {close[0]!r}?" if close else "."
+    return ZooError(f"there is no {kind} {name!r}{hint} There are: {', '.join(listed)}.")
+
+
+def make_activation(choice: Activation) -> nn.Module:
+    """A new activation, from a key of :data:`ACTIVATIONS` or from what makes a module when it is called.
 
     >>> make_activation("softplus"), make_activation(nn.Tanh)
     (Softplus(beta=1.0, threshold=20.0), Tanh())
     """
     if isinstance(choice, nn.Module):
-        raise ZooError(
-            f"activation is the module {choice!r} and would be shared by all layers: pass its class, or a "
-            "function that makes a new one"
-        )
-    if isinstance(choice, str):
-        if choice not in ACTIVATIONS:
-            raise ZooError(unknown("activation", choice, ACTIVATIONS))
-        return ACTIVATIONS[choice]()
-    module = choice() if callable(choice) else None
+        # One module in several places has one path only, and reports could not tell its uses apart.
+        raise ZooError(f"the module {choice!r} would be shared by all layers: pass its class, or a function")
+    if isinstance(choice, str) and choice not in ACTIVATIONS:
+        raise unknown("activation", choice, ACTIVATIONS)
+    make = ACTIVATIONS[choice] if isinstance(choice, str) else choice
+    module = make() if callable(make) else None
     if not isinstance(module, nn.Module):
         raise ZooError(f"activation must be a name or make an nn.Module when called, not {choice!r}")
     return module
 
 
-def make_pooling(choice: str, kernel: int, *, stride: int | None = None, padding: int = 0) -> nn.Module:
-    """A pooling of images by name, ``"max"`` or ``"average"``; the stride defaults to the kernel.
+def make_pooling(choice: str, kernel: int, stride: int | None = None, padding: int = 0) -> nn.Module:
+    """A pooling of images, ``"max"`` or ``"average"``; the stride defaults to the kernel."""
+    kinds = {"max": nn.MaxPool2d, "average": nn.AvgPool2d}
+    if choice not in kinds:
+        raise unknown("pooling", choice, kinds)
+    return kinds[choice](kernel, stride, padding)
 
-    >>> make_pooling("average", 2)
-    AvgPool2d(kernel_size=2, stride=2, padding=0)
-    """
-    if choice == "max":
-        return nn.MaxPool2d(kernel, stride, padding)
-    if choice == "average":
-        return nn.AvgPool2d(kernel, stride, padding)
-    raise ZooError(unknown("pooling", choice, ("max", "average")))
+
+def stem(in_channels: int, channels: int, small: bool, activation: Activation, pooling: str) -> nn.Sequential:
+    """The first layers of a network for images: 7×7 and a pooling, or 3×3 alone if the images are small."""
+    kernel, stride = (3, 1) if small else (7, 2)
+    layers = nn.Sequential()
+    layers.convolution = nn.Conv2d(in_channels, channels, kernel, stride, padding=kernel // 2, bias=False)
+    layers.normalization = nn.BatchNorm2d(channels)
+    layers.activation = make_activation(activation)
+    if not small:
+        layers.pooling = make_pooling(pooling, 3, stride=2, padding=1)
+    return layers
 
 
 def scaled(channels: int, width: float) -> int:
-    """The number of channels times the width multiplier, at least one.
-
-    >>> scaled(64, 1.0), scaled(64, 0.125), scaled(64, 0.001)
-    (64, 8, 1)
-    """
+    """Channels times the width multiplier, at least one."""
     if not width > 0:
         raise ZooError(f"width is a multiplier of the number of channels and must be positive, not {width}")
     return max(1, round(channels * width))

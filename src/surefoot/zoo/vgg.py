@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from surefoot.zoo.parts import Activation, check_image, make_activation, make_pooling, scaled
-from surefoot.zoo.registry import ZooError, image, register, unknown
+from surefoot.zoo.parts import Activation, ZooError, check_image, make_activation, make_pooling, scaled, unknown
 
 # Channels and number of convolutions of each stage; a pooling ends it (paper, "Detailed network").
 _STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
@@ -21,30 +20,16 @@ _REDUCTION = 2 ** len(_STAGES)
 class VGG(nn.Module):
     """Convolutions in ``features``, fully connected layers in ``classifier``; made by :func:`vgg16`."""
 
-    def __init__(
-        self, features: nn.Sequential, classifier: nn.Sequential, in_channels: int, image_size: int
-    ) -> None:
+    def __init__(self, features: nn.Sequential, classifier: nn.Sequential, channels: int, size: int) -> None:
         super().__init__()
-        self.in_channels, self.image_size = in_channels, image_size
-        self.features = features
-        self.flatten = nn.Flatten()
-        self.classifier = classifier
+        self.in_channels, self.image_size = channels, size
+        self.features, self.flatten, self.classifier = features, nn.Flatten(), classifier
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Images ``(batch, in_channels, image_size, image_size)`` to ``(batch, num_classes)``."""
         check_image(x, self.in_channels, self.image_size, "VGG")
         return self.classifier(self.flatten(self.features(x)))
 
 
-@register(
-    "vgg16",
-    example=image,
-    small={"width": 1 / 16, "image_size": 32, "num_classes": 5},
-    variants={
-        "smooth": {"activation": "softplus", "pooling": "average"},
-        "batchnorm": {"activation": "softplus", "pooling": "average", "batch_norm": 1e-2},
-    },
-)
 def vgg16(
     num_classes: int = 1000,
     image_size: int = 224,
@@ -60,36 +45,23 @@ def vgg16(
     """VGG-16: 13 convolutions, 5 poolings, 3 fully connected layers, soft-max.
 
     The list of layers is the paper's, appendix "Detailed network" (configuration D of Simonyan and Zisserman,
-    2014). The variants are from the paper's section "Variations of VGG": ``vgg16-smooth`` has soft-plus and
-    average pooling; ``vgg16-batchnorm`` also has a batch-normalisation at each convolutional layer, with the
-    smaller of the two ε that the paper compares; ``batch_norm=1e2`` is the other.
+    2014). ``vgg16-smooth`` has soft-plus and average pooling; ``vgg16-batchnorm`` also has a batch-normalisation
+    at each convolutional layer, with the smaller of the two ε that the paper compares; the other is 1e2.
 
     Args:
-        image_size: height and width of the images, at least 32; the first matrix product is made for it.
-        pooling: ``"max"`` or ``"average"``, over disjoint 2×2 patches.
         batch_norm: the ε of a batch-normalisation at each convolutional layer; ``None`` for no normalisation.
         batch_norm_affine: whether the normalisation has a scale and a shift; the paper's has not.
         batch_norm_position: ``"last"``, after activation and pooling, as in the paper, or ``"first"``, directly
             after the convolution, as usual.
         softmax: whether the outputs are probabilities, as in the paper, or logits.
         width: multiplies all hidden channels and sizes.
-
-    Raises:
-        ZooError: an option has no meaning; the message says which do.
-
-    >>> with torch.device("meta"):
-    ...     print(sum(p.numel() for p in sf.zoo.vgg16().parameters()))
-    138357544
     """
     if image_size < _REDUCTION:
-        raise ZooError(
-            f"vgg16 halves its images {len(_STAGES)} times: image_size must be at least {_REDUCTION}, "
-            f"not {image_size}"
-        )
+        raise ZooError(f"vgg16 halves its images 5 times: image_size must be at least 32, not {image_size}")
     if batch_norm is not None and not batch_norm > 0:
         raise ZooError(f"batch_norm is the ε of the normalisation and must be positive, not {batch_norm}")
     if batch_norm_position not in ("first", "last"):
-        raise ZooError(unknown("batch_norm_position", batch_norm_position, ("first", "last")))
+        raise unknown("batch_norm_position", batch_norm_position, ("first", "last"))
 
     features: list[nn.Module] = []
     inputs = in_channels
@@ -107,13 +79,10 @@ def vgg16(
             inputs = channels
 
     hidden = scaled(_HIDDEN, width)
-    classifier: list[nn.Module] = [
-        nn.Linear(inputs * (image_size // _REDUCTION) ** 2, hidden),
-        make_activation(activation),
-        nn.Linear(hidden, hidden),
-        make_activation(activation),
-        nn.Linear(hidden, num_classes),
-    ]
-    if softmax:
-        classifier.append(nn.Softmax(dim=1))
+    classifier: list[nn.Module] = []
+    inputs *= (image_size // _REDUCTION) ** 2
+    for _ in range(2):
+        classifier += [nn.Linear(inputs, hidden), make_activation(activation)]
+        inputs = hidden
+    classifier += [nn.Linear(hidden, num_classes), *([nn.Softmax(dim=1)] if softmax else [])]
     return VGG(nn.Sequential(*features), nn.Sequential(*classifier), in_channels, image_size)

@@ -1,19 +1,14 @@
-"""Numbers as people read them: upper bounds rounded up, steps and promises rounded down.
-
-Plain text has ``1.903e+18``; a page has ``1.903×10¹⁸``, by :func:`readable`.
-"""
+"""Numbers as people read them: upper bounds rounded up, steps and decreases rounded down."""
 
 from __future__ import annotations
 
 import math
 from decimal import ROUND_CEILING, ROUND_DOWN, Context, Decimal, localcontext
 
-from surefoot.attained import LowerBound
 from surefoot.magnitude import Magnitude
 
 _LOG10_2 = math.log10(2.0)
 _SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
-_MOST_WRITTEN_OUT = 10**7
 
 
 def log10(value: Magnitude) -> float:
@@ -75,22 +70,6 @@ def quotient(value: Magnitude, reference: Magnitude, digits: int = 2) -> str:
         return f"{Decimal(10) ** Decimal(log10(value) - log10(reference)):.{digits}e}"
 
 
-def shape_text(shape: tuple[int, ...]) -> str:
-    """A shape as it is printed.
-
-    >>> shape_text((128, 10)), shape_text(())
-    ('128×10', 'scalar')
-    """
-    return "×".join(map(str, shape)) or "scalar"
-
-
-def share_text(share: float, whole: Magnitude) -> str:
-    """A share of a magnitude in percent, empty below one half; of an infinite one ∞."""
-    if not whole.is_finite:
-        return "∞" if share > 0 else ""
-    return f"{share:.0%}" if share >= 0.005 else ""
-
-
 def readable(scientific: str) -> str:
     """A number in scientific notation the way a person writes it; the digits stay the same.
 
@@ -104,7 +83,7 @@ def readable(scientific: str) -> str:
         return scientific
     if -3 <= int(exponent) <= 3:
         return _shortened(format(Decimal(scientific), "f"))
-    return f"{_shortened(mantissa)}×{power_of_ten(int(exponent))}"
+    return f"{_shortened(mantissa)}×10{str(int(exponent)).translate(_SUPERSCRIPTS)}"
 
 
 def _shortened(digits: str) -> str:
@@ -112,45 +91,6 @@ def _shortened(digits: str) -> str:
     return digits.rstrip("0").rstrip(".") if "." in digits else digits
 
 
-def power_of_ten(exponent: int) -> str:
-    """``10¹⁸``."""
-    return f"10{str(exponent).translate(_SUPERSCRIPTS)}"
-
-
-def upper(value: Magnitude) -> str:
-    """An upper bound for a page, rounded up.
-
-    The digits are those of :meth:`Magnitude.format`, in a fiftieth of its time: a double has the mantissa to a
-    relative 1e-9 when the exponent is below 1e5, which decides the fourth digit unless the mantissa is within 1e-6
-    of a number of four digits.
-    """
-    log = log10(value)
-    if abs(log) < 1e5:
-        exponent = math.floor(log)
-        digits = 1000 * 10 ** (log - exponent)
-        above = math.ceil(digits)
-        if 1e-3 < above - digits < 1 - 1e-3 and above < 10000:
-            return readable(f"{above // 1000}.{above % 1000:03d}e{exponent}")
-    return readable(str(value))
-
-
-def lower(value: LowerBound | float) -> str:
-    """An attained value or a safe step for a page, rounded down."""
-    return readable(down(float(value)))
-
-
-def count(number: int) -> str:
-    """A whole number with its digits in groups of three; rounded up if it has very many digits."""
-    return f"{number:,}".replace(",", "\u202f") if number < _MOST_WRITTEN_OUT else upper(Magnitude.of(number))
-
-
-def per_cent(part: float) -> str:
-    """A part of the whole in per cent; empty if it rounds to nothing."""
-    return "" if part < 5e-4 else f"{100 * part:.0f}\u202f%" if part >= 0.0995 else f"{100 * part:.1f}\u202f%"
-
-
-def sort_key(value: Magnitude) -> str:
-    """A key that orders magnitudes of any size and that JavaScript reads as a number."""
-    if math.isinf(value.log2):
-        return "Infinity" if value.log2 > 0 else "-Infinity"
-    return repr(float(value.log2))
+def shape_text(shape: tuple[int, ...]) -> str:
+    """A shape as it is printed: ``128×10``, or ``scalar``."""
+    return "×".join(map(str, shape)) or "scalar"
