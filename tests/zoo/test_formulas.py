@@ -1,4 +1,4 @@
-"""Models of the zoo against their formulas, written out by hand in double precision, and against `transformers`."""
+"""Models of the zoo against their formulas, written out by hand, and against `transformers`."""
 
 from __future__ import annotations
 
@@ -131,9 +131,7 @@ def test_densenet_layers_read_all_features_before_them(small_input: bool) -> Non
 
     def step(part: Any, state: Tensor) -> Tensor:
         weight = part.convolution.weight
-        return F.conv2d(
-            batch_normalized(part.normalization, state).relu(), weight, padding=weight.shape[-1] // 2
-        )
+        return F.conv2d(batch_normalized(part.normalization, state).relu(), weight, padding=weight.shape[-1] // 2)
 
     stride, padding = (1, 1) if small_input else (2, 3)
     state = F.conv2d(x, model.stem.convolution.weight, stride=stride, padding=padding)
