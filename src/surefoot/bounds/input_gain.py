@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ from surefoot.bounds.size import Sizes, Step
 from surefoot.norms import spectral_norm
 from surefoot.norms.hermitian import up
 from surefoot.norms.multipliers import Bounded, Linear, System
-from surefoot.program.samples import samples
+samples: Any = None
 
 _IMPROVED = 384  # entries of v up to which multipliers are improved
 _LARGEST = 1536  # and up to which there is an inequality at all

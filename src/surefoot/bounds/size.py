@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from surefoot.bounds.size_rules import RULES, Claim, contracted
@@ -98,7 +99,7 @@ def leaves(
             own[region.variables.index(name)] = 0.0
             lipschitz, radius, centre = Magnitude(own), Magnitude.of(region.radii[name]), centres[name]
             if centre is None:
-                sizes[index] = within(shape, radius, lipschitz)
+                sizes[index] = replace(within(shape, radius, lipschitz), growth=lipschitz)
             else:
                 size = around(unknown(shape, lipschitz), measured(centre, lipschitz), radius, _ZERO)
                 sizes[index] = consistent(size)
@@ -126,7 +127,7 @@ def forward(program: Program, region: Region, inputs: Mapping[int, Size]) -> Siz
             raise UnsupportedOperation(f"norms of '{node.primitive.name}' are not bounded (in '{node.path or 'model'}')")
         claim = rule(node, own)
         lipschitz = _joined(claim, {k: size.lipschitz for k, size in enumerate(own)}, own[0].lipschitz.shape)
-        size = replace(claim.size, lipschitz=lipschitz)
+        size = _grown(replace(claim.size, lipschitz=lipschitz), node, claim, own, region)
         value = program.constants.get(node.index) if values is None else values[node.index]
         if value is not None:
             size = _around_centre(size, claim, own, value, region)
@@ -179,6 +180,28 @@ def _around_centre(size: Size, claim: Claim, own: Sequence[Size], value: Tensor,
     local = _combined(claim, [each.spread for each in own]) + claim.rounding
     spread = minimum(local, region.reach(size.lipschitz) + error, centre.bound + size.bound)
     return around(size, centre, spread, error)
+
+
+def _grown(size: Size, node: Node, claim: Claim, own: Sequence[Size], region: Region) -> Size:
+    r"""With how a result grows with the variables around the origin: linearly with its arguments, or with one factor of
+    a product. So :math:`\|hW^\top + b\|` is bounded for W and b in one ball, :math:`\|W\|^2 + \|b\|^2 \le R^2`.
+    """
+    kind = node.primitive.kind
+    if kind == "linear" or (kind == "scalar" and _is_zero_at_zero(node, own[0])):
+        parts = [own[k].growth for k in claim.slopes]
+        choices = [] if None in parts else [_joined(claim, dict(zip(claim.slopes, parts, strict=True)), ())]  # type: ignore[arg-type]
+    elif kind == "product":
+        choices = [growth * slope for k, slope in claim.slopes.items() if (growth := own[k].growth) is not None]
+    else:
+        choices = []
+    if not choices:
+        return size
+    reach, growth = min(((region.reach(each), each) for each in choices), key=lambda pair: float(pair[0].log2))
+    return consistent(replace(size, bound=minimum(size.bound, reach), growth=growth))
+
+
+def _is_zero_at_zero(node: Node, x: Size) -> bool:
+    return x.low <= 0 <= x.high and not float(node.options["function"](torch.zeros((), dtype=torch.float64)))
 
 
 def weights(result: Sizes) -> dict[int, Magnitude]:
@@ -272,3 +295,19 @@ def in_blocks(summands: Sequence[Term], region: Region) -> list[Term]:
 def smoothness(matrix: Magnitude) -> Magnitude:
     """The spectral norm of H, as an upper bound."""
     return nonnegative_norm(matrix)
+
+
+def by_block(matrix: Magnitude, blocks: Sequence[Sequence[int]]) -> Magnitude:
+    """The matrix over pairs of blocks: the Frobenius norm of each part, a bound on its spectral norm."""
+    if not blocks:
+        return Magnitude.zero((0, 0))
+    starts = np.array([members[0] for members in blocks])  # variables are ordered by blocks
+    sizes = np.array([len(members) for members in blocks])
+    log2 = matrix.log2
+    top = np.maximum.reduceat(np.maximum.reduceat(log2, starts, axis=0), starts, axis=1)
+    scale = np.where(np.isfinite(top), top, 0.0)
+    spread_out = scale.repeat(sizes, axis=0).repeat(sizes, axis=1)
+    squares = np.exp2(2 * np.minimum(log2 - spread_out, 0.0))  # positive only where the part is infinite anyway
+    total = np.add.reduceat(np.add.reduceat(squares, starts, axis=0), starts, axis=1)
+    norm = 0.5 * np.log2(np.maximum(total, 2.0**-1000)) + scale
+    return Magnitude(np.where(np.isfinite(top), norm + (np.abs(norm) + 8.0) * 2.0**-48, top))

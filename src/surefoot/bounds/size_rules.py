@@ -89,7 +89,7 @@ def root(count: float) -> Magnitude:
 
 def _result(node: Node, **parts: object) -> Size:
     """Sizes of a result, unbounded but for those that are given."""
-    return consistent(replace(unknown(node.shape, ZERO[None]), **parts))  # type: ignore[arg-type]
+    return consistent(replace(unknown(node.shape, ZERO), **parts))  # type: ignore[arg-type]
 
 
 def _units(count: float, amount: Magnitude) -> Magnitude:
@@ -407,35 +407,29 @@ def _matmul(node: Node, arguments: Sequence[Size]) -> Claim:
 
 
 def _conv(node: Node, arguments: Sequence[Size]) -> Claim:
-    x, weight = arguments
-    return _convolved(node, x, weight, x.shape, _forward_geometry(node, x.shape))
-
-
-def _forward_geometry(node: Node, shape: Sequence[int]) -> dict[str, object]:
-    return {name: node.options[name] for name in ("stride", "padding", "dilation", "groups")}
+    return _convolved(node, *arguments, arguments[0].shape)
 
 
 def _conv_input(node: Node, arguments: Sequence[Size]) -> Claim:
     """A transposed convolution: the transpose of a convolution of tensors of the shape of the result."""
-    g, weight = arguments
-    return _convolved(node, g, weight, node.shape, _forward_geometry(node, node.shape))
+    return _convolved(node, *arguments, node.shape)
 
 
-def _convolved(
-    node: Node, x: Size, weight: Size, image: Sequence[int], options: Mapping[str, object]
-) -> Claim:
-    kernel = weight.shape[2:]
-    overlap = patch_overlap(
-        tuple(image[2:]), tuple(kernel), options["stride"], options["padding"], options["dilation"]  # type: ignore[arg-type]
-    )
-    bend = root(overlap)
+def _convolved(node: Node, x: Size, weight: Size, image: Sequence[int]) -> Claim:
+    options = {name: node.options[name] for name in ("stride", "padding", "dilation", "groups")}
+    bend = root(_patches(image, weight.shape, node.options))
     norm = weight.bound * bend
     if weight.value is not None and weight.spread.is_finite:
-        centre = convolution_norm(weight.value, tuple(image[2:]), **options)  # type: ignore[arg-type]
+        centre = convolution_norm(weight.value, tuple(image[2:]), **options)
         norm = minimum(norm, Magnitude.of(centre) + bend * weight.spread)
     inner = math.prod(weight.shape[1:])
     slices = (x.slices[0] * norm,) + (x.bound * norm,) * (len(node.shape) - 1)
     return _product(node, x, weight, (norm, x.bound * bend), bend, inner, slices=slices)
+
+
+def _patches(image: Sequence[int], weight: Sequence[int], options: Mapping[str, object]) -> int:
+    """How many patches share an entry of an image, at most."""
+    return _overlap(image[2:], weight[2:], options)
 
 
 # Scalar functions of every entry
@@ -578,7 +572,7 @@ def _is_settled(node: Node, arguments: Sequence[Size]) -> bool:
     values = [each.value for each in arguments]
     if any(value is None or not value.numel() for value in values):
         return False
-    if node.primitive.name == "amax":
+    if "dims" in node.options:
         dims, (value,) = node.options["dims"], values
         assert value is not None
         rest = [d for d in range(value.ndim) if d not in dims]
@@ -595,6 +589,50 @@ def _is_settled(node: Node, arguments: Sequence[Size]) -> bool:
         gap = value.sort(dim=node.options["dim"]).values.diff(dim=node.options["dim"])
     moves = sum(float(each.spread) for each in arguments) * (2 if len(arguments) == 1 else 1)
     return not gap.numel() or float(gap.min()) > moves * (1 + 1e-9) + 1e-300
+
+
+# Transposes: costates of the primitives above
+
+
+def _conv_weight(node: Node, arguments: Sequence[Size]) -> Claim:
+    """Costates times patches of images."""
+    g, x = arguments
+    bend = root(_patches(x.shape, node.shape, node.options))
+    return _product(node, g, x, (x.bound * bend, g.bound * bend), bend, g.numel // max(g.shape[1], 1))
+
+
+def _softmax_back(node: Node, arguments: Sequence[Size]) -> Claim:
+    r""":math:`y \circ (g - \langle g, y\rangle)`, fibre by fibre: the covariance of y applied to g. Along y it moves by
+    :math:`dy \circ (g - \langle g, y\rangle) - y\langle g, dy\rangle`, where :math:`\|y\| \le 1`.
+    """
+    (g, y), dim = arguments, node.options["dim"]
+    fibre = minimum(g.bound, *(each for d, each in enumerate(g.slices) if d != dim))
+    along = minimum(g.peak * 2.0, fibre * math.sqrt(2.0000001)) + fibre
+    slices = tuple(g.bound * HALF if d == dim else each * HALF for d, each in enumerate(g.slices))
+    size = _result(node, bound=g.bound * HALF, slices=slices)
+    rounding = _units(2 * node.shape[dim] + 8, g.bound * 2.0)
+    return Claim({0: HALF, 1: minimum(along, fibre * 3.0)}, size, rounding)
+
+
+def _normalize_back(node: Node, arguments: Sequence[Size]) -> Claim:
+    r""":math:`r\,(g - \bar g - z\langle g, z\rangle/M)`, group by group: a symmetric map of norm at most 1, as
+    :math:`\|z\|^2 \le M`, times r. Along z it moves by :math:`-r(dz\langle g, z\rangle + z\langle g, dz\rangle)/M`.
+    """
+    (g, _, r), dims = arguments, node.options["dims"]
+    count = math.prod(node.shape[d] for d in dims)
+    group = minimum(g.bound, *(each for d, each in enumerate(g.slices) if d not in dims))
+    slopes = {0: r.peak, 1: r.peak * group * 2.0 / root(count), 2: group}
+    slices = tuple(g.bound * r.peak if d in dims else each * r.peak for d, each in enumerate(g.slices))
+    size = _result(node, bound=g.bound * r.peak, slices=slices)
+    return Claim(slopes, size, _units(4 * count + 16, g.bound * r.peak * root(count)))
+
+
+def _selected_like(node: Node, arguments: Sequence[Size]) -> Claim:
+    """Entries of the first tensor at places that the order of the second decides: they jump where that changes."""
+    c, x = arguments
+    low, high = min(c.low, 0.0), max(c.high, 0.0)
+    size = _result(node, bound=c.bound, peak=c.peak, low=low, high=high)
+    return Claim({0: ONE, 1: ZERO if _is_settled(node, [x]) else INFINITE}, size)
 
 
 # Second derivatives contracted with a costate: bounds of ⟨λ, D²f[a, b]⟩ for ‖a‖ = ‖b‖ = 1
@@ -655,5 +693,7 @@ RULES: dict[str, Callable[[Node, Sequence[Size]], Claim]] = {
     "scatter": _scatter, "rows": _rows, "rows_back": _rows_back, "unfold": _unfold, "fold": _fold, "cumsum": _cumsum,
     "mul": _mul, "matmul": _matmul, "conv": _conv, "conv_input": _conv_input,
     "scalar": _scalar, "softmax": _softmax, "logsumexp": _logsumexp, "normalize": _normalize, "rstd": _deviation,
-    "amax": _largest, "maximum": _largest, "sort": _largest,
+    "conv_weight": _conv_weight, "softmax_back": _softmax_back, "normalize_back": _normalize_back,
+    "select_like": _selected_like, "pick_like": _selected_like, "sort_like": _selected_like,
+    "unsort_like": _selected_like, "amax": _largest, "maximum": _largest, "sort": _largest,
 }  # fmt: skip

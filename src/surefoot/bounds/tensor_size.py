@@ -28,7 +28,7 @@ _UNIT = 2.0**-53
 
 @dataclass(frozen=True)
 class Size:
-    """Upper bounds for one tensor over a domain.
+    r"""Upper bounds for one tensor over a domain.
 
     Attributes:
         shape: its shape.
@@ -42,6 +42,7 @@ class Size:
         value: as computed at the centre, in double precision; ``None`` if it was not.
         error: how far that is from the exact value at the centre.
         spread: how far the tensor may be from it on the domain.
+        growth: around the origin, g with :math:`\|z\| \le \sum_sg_s\|u_s\|`; ``None`` where that is not known.
     """
 
     shape: tuple[int, ...]
@@ -55,6 +56,7 @@ class Size:
     value: Tensor | None = None
     error: Magnitude = Magnitude.zero()  # noqa: RUF009 - immutable
     spread: Magnitude = Magnitude.infinity()  # noqa: RUF009
+    growth: Magnitude | None = None
 
     @property
     def numel(self) -> int:
