@@ -136,7 +136,7 @@ def joint_batches(parts: list[Part], size: int) -> list[Part]:
 def bursts(network: nn.Module, batches: list[Part], **group: Any) -> tuple[Any, ...]:
     """Weights, losses and what was kept, of mini-batches with momentum and of steps on all data in the end."""
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.5)
-    training = ProvedEpochs(optimizer, sf.CrossEntropy(), batches, model=network, burst=2.0, **group)
+    training = ProvedEpochs(optimizer, sf.CrossEntropy(), batches, model=network, burst=2.0, tail=0.5, **group)
     losses = [*(training.step() for _ in range(3)), training.run(6)]
     assert training.history[-1].epochs > training.history[-1].batches == 0
     weights = {path: value.detach() for path, value in network.named_parameters()}
