@@ -272,8 +272,8 @@ def _tensors_of(model: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
                 if isinstance(value, list | tuple)
                 else (value,)
             )
-            written = f"{name}_orig" in dict(module.named_parameters(recurse=False))  # by a hook of torch.nn.utils, before each call
-            if name in TABLES or written:
+            own = dict(module.named_parameters(recurse=False))
+            if name in TABLES or f"{name}_orig" in own:  # which a hook of torch.nn.utils writes before each call
                 continue
             for item in items:
                 if type(item) is Tensor and not item.requires_grad:
