@@ -13,9 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
 from importlib.util import find_spec
-from operator import itemgetter
 from types import FrameType, ModuleType
 from typing import Any, TypeVar
 
@@ -296,141 +294,14 @@ def with_buffer(module: _Module, name: str, value: Tensor | None) -> _Module:
 
 
 def is_sharded(model: Any) -> bool:
-    """Whether parameters of a model lie with several processes, or would if they were not just in use."""
+    """Whether weights of a model are sharded over several processes, or would be if they were not just in use.
+
+    Classes are known by their names: to import them takes long.
+    """
     if not isinstance(model, nn.Module):
         return False
-    return any(map(lies_elsewhere, model.parameters())) or any(True for _ in sharded_modules(model))
-
-
-def lies_elsewhere(value: Tensor) -> bool:
-    """Whether a tensor is one of several processes; to import the type of these takes long."""
-    return hasattr(value, "device_mesh")
-
-
-def part_here(value: Tensor) -> Tensor:
-    """What this process has of a tensor, in the same memory; all of it, if it lies nowhere else."""
-    here: Any = value.detach()
-    part: Tensor = here.to_local() if lies_elsewhere(value) else here
-    return part
-
-
-def sharded_modules(model: nn.Module) -> Iterator[Any]:
-    """The modules that ``fully_shard`` was called on; whoever did has imported it."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is not None:
-        yield from (module for module in model.modules() if isinstance(module, fsdp.FSDPModule))
-
-
-def unsharded_copy(
-    module: _Module, value: Callable[[Tensor], Tensor], memo: dict[int, Any] | None = None
-) -> _Module:
-    """A copy of a module and its children as they were before ``torch.distributed`` changed them.
-
-    ``fully_shard`` puts another class in front of that of a module, hooks and attributes into it, and refuses
-    copies; public is only what undoes it for one forward pass.
-
-    ``value`` is what stands for a parameter or buffer in the copy, ``memo`` holds copies that were made.
-    """
-    memo = {} if memo is None else memo
-    if id(module) not in memo:
-        kind: Any = type(module)
-        kind = kind.__mro__[getattr(kind, "_orig_cls_mro_index", 0)]
-        copied = memo[id(module)] = kind.__new__(kind)
-        for key, item in vars(module).items():
-            if key in ("_parameters", "_buffers"):
-                item = {name: None if tensor is None else value(tensor) for name, tensor in item.items()}
-            elif key == "_modules":
-                item = {name: child and unsharded_copy(child, value, memo) for name, child in item.items()}
-            elif key in STANDARD_TABLES and isinstance(item, dict):
-                item = type(item)((k, hook) for k, hook in item.items() if not _is_of_distributed(hook))
-            if not key.startswith(("__composable", "_fsdp", "_is_fsdp", "_distribute_module")):
-                copied.__dict__[key] = item
-    found: _Module = memo[id(module)]
-    return found
-
-
-@dataclass(frozen=True, eq=False)
-class Known:
-    """What is known of numbers that lie elsewhere: their norm as computed in double precision, the largest of
-    them, and what was computed from them since.
-    """
-
-    norm: float
-    largest: float
-    remembered: dict[Any, Any] = field(default_factory=dict)
-
-
-class Deferred(Tensor):
-    """A tensor whose numbers are fetched for each operation that reads them, and dropped after it.
-
-    Views and casts of it are such tensors too, so that what autograd keeps for the way back holds no numbers.
-    Wrappers of that kind cannot be made in public.
-
-    Attributes:
-        fetch: gives the numbers, which nobody may write to.
-        known: what is known of them: the same object for all tensors with the same numbers; or ``None``.
-    """
-
-    fetch: Callable[[], Tensor]
-    known: Known | None
-    __torch_function__: Any = torch._C._disabled_torch_function_impl  # operations are met below autograd
-
-    @staticmethod
-    def made(like: Tensor, device: torch.device, fetch: Callable[[], Tensor], known: Known | None) -> Deferred:
-        """One of this shape and type."""
-        form: dict[str, Any] = {"strides": like.stride(), "dtype": like.dtype, "device": device}
-        found: Deferred = Tensor._make_wrapper_subclass(Deferred, like.shape, **form)
-        found.fetch, found.known = fetch, known
-        return found
-
-    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        return f"Deferred({tuple(self.shape)}, {self.dtype})"
-
-    def numpy(self, **options: Any) -> Any:
-        """The numbers, fetched."""
-        return self.fetch().numpy(**options)
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        aten, own, options = torch.ops.aten, args[0] if args else None, kwargs or {}
-        if isinstance(own, Deferred):
-            if func._schema.is_mutable:
-                raise TypeError(f"{func} writes into a tensor whose numbers lie elsewhere")
-            cast = func is aten._to_copy.default and options.keys() <= {"dtype"}
-            if cast or func.is_view or func in (aten.detach.default, aten.clone.default):
-                empty = torch.empty_strided(own.shape, own.stride(), dtype=own.dtype, device="meta")
-                like = func(empty, *args[1:], **options)
-                if func in (aten.detach.default, aten.clone.default) and like.stride() == own.stride():
-                    return Deferred.made(like, own.device, own.fetch, own.known)
-                known = own.known if cast and like.dtype is torch.float64 else None
-
-                def later(one: Tensor, choose: Callable[[Any], Tensor]) -> Deferred:
-                    fetch = lambda: choose(func(own.fetch(), *args[1:], **options))  # noqa: E731
-                    return Deferred.made(one, own.device, fetch, known)
-
-                if isinstance(like, Tensor):
-                    return later(like, lambda found: found)
-                return [later(one, itemgetter(k)) for k, one in enumerate(like)]
-        read = tree_map(lambda item: item.fetch() if isinstance(item, Deferred) else item, (args, options))
-        return func(*read[0], **read[1])
-
-
-def as_here(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """A function that computes as it would here, also where an operation on a :class:`Deferred` calls it: below
-    autograd, which it may need.
-    """
-    keys = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
-
-    def computed() -> Tensor:
-        with torch._C._ForceDispatchKeyGuard(*keys):
-            return compute()
-
-    return computed
-
-
-def _is_of_distributed(hook: Any) -> bool:
-    hook = getattr(hook, "func", hook)
-    return str(getattr(hook, "__module__", "")).startswith("torch.distributed")
+    kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
+    return "FSDPModule" in kinds or any(hasattr(value, "device_mesh") for value in model.parameters())
 
 
 def global_hooks() -> dict[str, Any]:
@@ -518,11 +389,10 @@ def load_tracer() -> None:
 
 
 __all__ = [
-    "STANDARD_TABLES", "TABLES", "BatchNormalisation", "Deferred", "Dropout", "FakeTensor", "FakeTensorMode",
-    "HigherOrderOperator", "Known", "OpOverload", "OpOverloadPacket", "TorchDispatchMode", "as_here", "bags",
-    "children_of", "constants_allowed", "decompositions", "distributions_unchecked", "global_forward_hooks",
-    "global_hooks", "hard_sigmoid", "is_sharded", "is_view", "lies_elsewhere", "load_tracer", "out_of_place",
-    "part_here", "pre_hooks_of", "python_dispatcher", "scattered", "schema_of", "seeks_shortcut",
-    "set_writes_of", "sharded_modules", "storage_of", "tree_leaves", "tree_map", "unsharded_copy",
-    "with_buffer", "writes_of",
+    "STANDARD_TABLES", "TABLES", "BatchNormalisation", "Dropout", "FakeTensor", "FakeTensorMode",
+    "HigherOrderOperator", "OpOverload", "OpOverloadPacket", "TorchDispatchMode", "bags", "children_of",
+    "constants_allowed", "decompositions", "distributions_unchecked", "global_forward_hooks", "global_hooks",
+    "hard_sigmoid", "is_sharded", "is_view", "load_tracer", "out_of_place", "pre_hooks_of",
+    "python_dispatcher", "scattered", "schema_of", "seeks_shortcut", "set_writes_of", "storage_of",
+    "tree_leaves", "tree_map", "with_buffer", "writes_of",
 ]  # fmt: skip
