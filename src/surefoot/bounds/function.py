@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.bounds.size import Sizes, forward, leaves
-from surefoot.bounds.tensor_size import Size, unknown
+from surefoot.bounds.tensor_size import Size, unknown, within
 from surefoot.domains import Box, Domain, DomainError, ProductBall, Region
 from surefoot.magnitude import Magnitude
-from surefoot.program import Program, capture, differentiate
+from surefoot.bounds._capture_stub import capture
+from surefoot.program import Program, differentiate
 
 Wrt = Literal["params", "input"]
 
@@ -115,8 +116,8 @@ class Function:
         away = []
         for name in region.variables:
             present, centre = self.values[name], _centre(name, self.values[name], domain.center)
-            difference = present.double() if centre is None else present.double() - centre
-            away.append(float(torch.linalg.vector_norm(difference)) ** 2)
+            assert centre is not None
+            away.append(float(torch.linalg.vector_norm(present.double() - centre)) ** 2)
         return all(
             sum(away[k] for k in members) <= (radius * (1 + 1e-12)) ** 2 for members, radius in region.groups
         )
@@ -148,9 +149,9 @@ def blocks_of(
 
 
 def _centre(name: str, present: Tensor, center: Any) -> Tensor | None:
-    """The centre of a variable in double precision; ``None`` for the origin."""
+    """The centre of a variable in double precision; ``None`` for the origin on the meta device."""
     if center == "origin":
-        return None
+        return None if present.is_meta else torch.zeros_like(present, dtype=torch.float64)
     if center == "present":
         if present.is_meta:
             raise DomainError(
@@ -168,9 +169,7 @@ def _centre(name: str, present: Tensor, center: Any) -> Tensor | None:
 
 def _of_norm(value: Tensor, norm: float, lipschitz: Magnitude) -> Size:
     """The size of an input of which only a bound on its norm is used."""
-    bound = Magnitude.of(float(norm))
-    size = unknown(value.shape, lipschitz)
-    return Size(size.shape, bound, bound, (bound,) * value.ndim, bound, -float(norm), float(norm), lipschitz)
+    return within(value.shape, Magnitude.of(float(norm)), lipschitz)
 
 
 def _without_values(name: str, value: Tensor, lipschitz: Magnitude, parameter: bool) -> Size:

@@ -5,31 +5,33 @@ A function is put together from *pieces* between its kinks, each one
 .. math:: a\,g(sx + t), \qquad \text{with derivatives } a s^k g^{(k)}(sx + t),
 
 of a smooth *curve* g. Of a curve two things are written down: how its k-th derivative is computed, with a bound of
-the error of computing it, and from where on it is monotone. Between two turning points of :math:`g^{(k)}`, which are
-the zeros of :math:`g^{(k+1)}`, it is monotone, so over an interval it is between its values at the ends and at the
-turning points inside. The turning points are computed once (sign changes on a grid, then bisection); that these are
-all is proved in the tests by ball arithmetic. A turning point c that is computed as c' is off by :math:`10^{-13}` at
-most; the range may miss :math:`|g^{(k)}(c) - g^{(k)}(c')| \le \frac12|c - c'|^2\sup|g^{(k+2)}|`, which the error
-bounds cover many times over.
+the error of computing it, and from where on it is monotone. Between two turning points of :math:`g^{(k)}`, which
+are the zeros of :math:`g^{(k+1)}`, it is monotone, so over an interval it is between its values at the ends and at
+the turning points inside. The turning points are computed once (sign changes on a grid, then bisection); that
+these are all is proved in the tests by ball arithmetic. A turning point c that is computed as c' is off by
+:math:`10^{-13}` at most; the range may miss :math:`|g^{(k)}(c) - g^{(k)}(c')| \le \frac12|c -
+c'|^2\sup|g^{(k+2)}|`, which the error bounds cover many times over.
 
 Kinks. If :math:`f, …, f^{(m-1)}` are continuous at a kink, its *smoothness* is m: then :math:`f^{(k)}` for
-:math:`k \le m` is bounded by its one-sided values (it is the slope of a Lipschitz function), and for k > m there is no
-bound where the interval meets the kink.
+:math:`k \le m` is bounded by its one-sided values (it is the slope of a Lipschitz function), and for k > m there
+is no bound where the interval meets the kink.
 
-Round-off. The elementary functions of torch are taken to be within 8 units of the last place, u = 2^-53. Polynomials
-and products of theirs are off by at most :math:`64u` times the same computed on absolute values: 64 is more than the
-number of operations in any of them for k ≤ 6. Results below 1e-300 may have been flushed to zero.
+Round-off. The elementary functions of torch are taken to be within 8 units of the last place, u = 2^-53.
+Polynomials and products of theirs are off by at most :math:`64u` times the same computed on absolute values: 64 is
+more than the number of operations in any of them for k ≤ 6. Results below 1e-300 may have been flushed to zero.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache, lru_cache
-from typing import NamedTuple, Protocol
+from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from surefoot.program.scalars import Scalar
 
 HIGHEST_ORDER = 6  # of derivatives
 _UNIT = 2.0**-53
@@ -37,17 +39,6 @@ _ERROR = 64 * _UNIT  # of a computed derivative, relative to its terms
 _TINY = 1e-300
 _FAR = 2000.0  # beyond, what is not a polynomial is 0 or 1 to more than 1e-300
 _INF = math.inf
-
-
-class Function(Protocol):
-    """A scalar function of a program: its name, its parameters, and which of its derivatives it is."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def parameters(self) -> tuple[float, ...]: ...
-    @property
-    def order(self) -> int: ...
 
 
 Computed = tuple[Tensor, Tensor]  # numbers, and how far they may be from exact
@@ -110,8 +101,8 @@ def _slope(a: tuple[int, ...]) -> tuple[int, ...]:
 
 @cache
 def _logistic_factors(order: int) -> tuple[int, ...]:
-    r"""With s the logistic function, v = s(1 - s) and d = 1 - 2s: the polynomial p with :math:`s^{(k)} = v\,p(v)` for
-    odd k and :math:`v\,d\,p(v)` for even k. From v' = vd, d' = -2v, d² = 1 - 4v.
+    r"""With s the logistic function, v = s(1 - s) and d = 1 - 2s: the polynomial p with :math:`s^{(k)} = v\,p(v)`
+    for odd k and :math:`v\,d\,p(v)` for even k. From v' = vd, d' = -2v, d² = 1 - 4v.
     """
     if order == 1:
         return (1,)
@@ -194,7 +185,7 @@ def _gated(gate: Callable[[Tensor], list[Computed]], x: Tensor, order: int) -> C
     above = w[0][0] > 0
     sign = torch.where(above, -1.0, 1.0).to(x)
     first = torch.sigmoid(-w[0][0].abs())
-    s, size = [first], [first * (1 + w[0][1])]
+    s, size = [first], [first]
     for n in range(1, order + 1):
         slope, slope_size = torch.zeros_like(first), torch.zeros_like(first)
         for j in range(1, n + 1):
@@ -209,6 +200,9 @@ def _gated(gate: Callable[[Tensor], list[Computed]], x: Tensor, order: int) -> C
     value, total = near * s[order], near.abs() * size[order]
     if order > 0:
         value, total = value + s[order - 1], total + size[order - 1]
+    total = total * (
+        1 + w[0][1]
+    )  # the argument of s is off by some u·|w|, so every factor s relatively by as much
     factorial = math.factorial(order)
     value, total = factorial * value.nan_to_num(0.0), factorial * total.nan_to_num(0.0)
     plain = x if order == 0 else torch.ones_like(x) if order == 1 else torch.zeros_like(x)
@@ -233,8 +227,8 @@ def _mish_gate(x: Tensor) -> list[Computed]:
     terms = [(x + _softplus(shifted, 0)[0], x.abs() + _softplus(shifted, 0)[0])]
     for order in range(1, HIGHEST_ORDER + 2):
         value, size = _softplus(shifted, order)
-        scale = (1 + x.abs()) / math.factorial(order)  # the argument of s is off by u·|x|
-        terms.append(((value + (order == 1)) / math.factorial(order), (size + (order == 1)) * scale))
+        one, factorial = int(order == 1), math.factorial(order)
+        terms.append(((value + one) / factorial, (size + one) / factorial))
     return terms
 
 
@@ -408,10 +402,10 @@ def _curve(name: str) -> Curve:
     return CURVES[name]
 
 
-@lru_cache(maxsize=None)
+@cache
 def turning_points(curve: str, order: int) -> tuple[float, ...]:
-    """Where the derivative of that order of a curve turns: the zeros of the next one, but for trigonometric curves,
-    powers with their only one at 0, and curves without any.
+    """Where the derivative of that order of a curve turns: the zeros of the next one, but for trigonometric
+    curves, powers with their only one at 0, and curves without any.
     """
     low, high = _curve(curve).spread
     if low == high:
@@ -441,7 +435,11 @@ def _curve_range(name: str, order: int, low: Tensor, high: Tensor) -> tuple[Tens
         value, size = rule(x, order)
         error = torch.where(value.isinf(), 0.0, _ERROR * size + _TINY)
         if polynomial:  # a zero is exactly zero, and so are lines and constants
-            error = torch.where(size == 0, 0.0, error) if name not in ("power:0", "power:1") else torch.zeros_like(size)
+            error = (
+                torch.where(size == 0, 0.0, error)
+                if name not in ("power:0", "power:1")
+                else torch.zeros_like(size)
+            )
         # where a value is not a number nothing is known of it
         return (value - error).nan_to_num(-_INF, _INF, -_INF), (value + error).nan_to_num(_INF, _INF, -_INF)
 
@@ -461,7 +459,7 @@ def _curve_range(name: str, order: int, low: Tensor, high: Tensor) -> tuple[Tens
 
 
 def _wave_range(quarters: int, low: Tensor, high: Tensor, least: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
-    """The range of sin(x + quarters·π/2), which is 1 at x = (1 - quarters)π/2 + 2nπ, and -1 half a turn further."""
+    """The range of sin(x + quarters·π/2), which is 1 at x = (1 - quarters)π/2 + 2nπ, and -1 half a turn on."""
     slack = _ERROR * (1 + torch.maximum(low.abs(), high.abs()))
     for top in (True, False):
         turns = (torch.stack([low - slack, high + slack]) / math.pi + (quarters - 1) / 2 - int(not top)) / 2
@@ -472,7 +470,7 @@ def _wave_range(quarters: int, low: Tensor, high: Tensor, least: Tensor, most: T
 
 
 @torch.no_grad()
-def enclose(function: Function, order: int, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+def enclose(function: Scalar, order: int, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     """The range of a derivative of a function over intervals, rounded outwards.
 
     Args:
@@ -482,8 +480,9 @@ def enclose(function: Function, order: int, low: Tensor, high: Tensor) -> tuple[
         high: Right ends, not less.
 
     Returns:
-        Lower and upper ends of the ranges. They are infinite where the function has a kink or a pole in the interval
-        such that there is no bound, where it is not defined on all of the interval, and where an end is not a number.
+        Lower and upper ends of the ranges. They are infinite where the function has a kink or a pole in the
+        interval such that there is no bound, where it is not defined on all of the interval, and where an end is
+        not a number.
     """
     total = function.order + order
     if total > HIGHEST_ORDER:
@@ -497,9 +496,10 @@ def enclose(function: Function, order: int, low: Tensor, high: Tensor) -> tuple[
         met = (low <= right) & (high >= left)
         if len(parts.pieces) > 1 and not bool(met.any()):
             continue
-        a, b = (_moved(piece, end.clamp(left, right)) for end in (low, high))
-        (a, _), (_, b) = (a, b) if piece.scale > 0 else (b, a)
-        bottom, top = _curve_range(piece.curve, total, a, b)
+        a, b = _moved(piece, low.clamp(left, right)), _moved(piece, high.clamp(left, right))
+        if piece.scale < 0:
+            a, b = b, a
+        bottom, top = _curve_range(piece.curve, total, a[0], b[1])
         factor = piece.factor * piece.scale**total
         if factor == 0:
             bottom, top = torch.zeros_like(low), torch.zeros_like(low)
@@ -526,7 +526,7 @@ def _moved(piece: Piece, x: Tensor) -> tuple[Tensor, Tensor]:
     return value - error, value + error
 
 
-def bounds(function: Function, order: int, low: Tensor, high: Tensor) -> Tensor:
+def bounds(function: Scalar, order: int, low: Tensor, high: Tensor) -> Tensor:
     """Upper bounds of the absolute value of a derivative over intervals."""
     least, most = enclose(function, order, low, high)
     return torch.maximum(-least, most)

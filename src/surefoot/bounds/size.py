@@ -19,19 +19,19 @@ This is the paper's recursion (Prop. smoothdeep), variable by variable.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from surefoot.bounds.size_rules import RULES, Claim, contracted
+from surefoot.bounds.size_rules import RULES, Claim, contracted, moved
 from surefoot.bounds.tensor_size import Size, around, consistent, measured, unknown, within
 from surefoot.domains import Region
 from surefoot.errors import UnsupportedOperation
 from surefoot.magnitude import Magnitude, minimum, stack
-from surefoot.norms import nonnegative_norm
+from surefoot.norms import frobenius_norm, nonnegative_norm
 from surefoot.program.ir import Node, Program
 
 _ZERO = Magnitude.zero()
@@ -83,7 +83,7 @@ def leaves(
     Args:
         program: with its constants.
         region: the domain; its variables are inputs of the program.
-        centres: the centre of each variable; ``None`` for the origin, without values.
+        centres: the centre of each variable; ``None`` for the origin where the program is not run.
         fixed: the other inputs: their values, or what is known of their size.
     """
     none = Magnitude.zero((len(region.variables),))
@@ -98,11 +98,11 @@ def leaves(
             own = none.log2.copy()
             own[region.variables.index(name)] = 0.0
             lipschitz, radius, centre = Magnitude(own), Magnitude.of(region.radii[name]), centres[name]
+            move = within(shape, radius, lipschitz)
             if centre is None:
-                sizes[index] = replace(within(shape, radius, lipschitz), growth=lipschitz)
+                sizes[index] = move
             else:
-                size = around(unknown(shape, lipschitz), measured(centre, lipschitz), radius, _ZERO)
-                sizes[index] = consistent(size)
+                sizes[index] = around(unknown(shape, lipschitz), measured(centre, lipschitz), move, _ZERO)
         else:
             value = fixed[name]
             sizes[index] = replace(value, lipschitz=none) if isinstance(value, Size) else measured(value, none)
@@ -126,11 +126,11 @@ def forward(program: Program, region: Region, inputs: Mapping[int, Size]) -> Siz
         if rule is None:
             raise UnsupportedOperation(f"norms of '{node.primitive.name}' are not bounded (in '{node.path or 'model'}')")
         claim = rule(node, own)
-        lipschitz = _joined(claim, {k: size.lipschitz for k, size in enumerate(own)}, own[0].lipschitz.shape)
-        size = _grown(replace(claim.size, lipschitz=lipschitz), node, claim, own, region)
+        lipschitz = claim.combined([each.lipschitz for each in own], own[0].lipschitz.shape)
+        size = replace(claim.size, lipschitz=lipschitz)
         value = program.constants.get(node.index) if values is None else values[node.index]
         if value is not None:
-            size = _around_centre(size, claim, own, value, region)
+            size = _around_centre(size, node, claim, own, value, region)
         sizes[node.index] = size
         if size.varies:
             steps.append(Step(node, claim, arguments))
@@ -158,50 +158,17 @@ def _keeps_dimensions(program: Program, node: Node) -> bool:
     return node.primitive.name == "expand" and bool(node.inputs)
 
 
-def _joined(claim: Claim, slopes: Mapping[int, Magnitude], shape: tuple[int, ...]) -> Magnitude:
-    """The slopes of a result in every variable, from those of its arguments."""
-    parts = [slopes[k] * slope for k, slope in claim.slopes.items()]
-    if not parts:
-        return Magnitude.zero(shape)
-    return stack(parts).norm(axis=0) if claim.orthogonal else stack(parts).sum(axis=0)
-
-
-def _combined(claim: Claim, amounts: Sequence[Magnitude]) -> Magnitude:
-    parts = [amounts[k] * slope for k, slope in claim.slopes.items()]
-    if not parts:
-        return _ZERO
-    return stack(parts).norm() if claim.orthogonal else stack(parts).sum()
-
-
-def _around_centre(size: Size, claim: Claim, own: Sequence[Size], value: Tensor, region: Region) -> Size:
+def _around_centre(
+    size: Size, node: Node, claim: Claim, own: Sequence[Size], value: Tensor, region: Region
+) -> Size:
     """The sizes of a result that was computed at the centre."""
     centre = measured(value, size.lipschitz)
-    error = _combined(claim, [each.error for each in own]) + claim.rounding
-    local = _combined(claim, [each.spread for each in own]) + claim.rounding
-    spread = minimum(local, region.reach(size.lipschitz) + error, centre.bound + size.bound)
-    return around(size, centre, spread, error)
-
-
-def _grown(size: Size, node: Node, claim: Claim, own: Sequence[Size], region: Region) -> Size:
-    r"""With how a result grows with the variables around the origin: linearly with its arguments, or with one factor of
-    a product. So :math:`\|hW^\top + b\|` is bounded for W and b in one ball, :math:`\|W\|^2 + \|b\|^2 \le R^2`.
-    """
-    kind = node.primitive.kind
-    if kind == "linear" or (kind == "scalar" and _is_zero_at_zero(node, own[0])):
-        parts = [own[k].growth for k in claim.slopes]
-        choices = [] if None in parts else [_joined(claim, dict(zip(claim.slopes, parts, strict=True)), ())]  # type: ignore[arg-type]
-    elif kind == "product":
-        choices = [growth * slope for k, slope in claim.slopes.items() if (growth := own[k].growth) is not None]
-    else:
-        choices = []
-    if not choices:
-        return size
-    reach, growth = min(((region.reach(each), each) for each in choices), key=lambda pair: float(pair[0].log2))
-    return consistent(replace(size, bound=minimum(size.bound, reach), growth=growth))
-
-
-def _is_zero_at_zero(node: Node, x: Size) -> bool:
-    return x.low <= 0 <= x.high and not float(node.options["function"](torch.zeros((), dtype=torch.float64)))
+    error = claim.combined([each.error for each in own]) + claim.rounding
+    move = moved(node, claim, own)
+    spread = minimum(move.bound + claim.rounding, region.reach(size.lipschitz) + error, centre.bound + size.bound)
+    slices = tuple(each + claim.rounding for each in move.slices)
+    move = replace(move, bound=spread, slices=slices, peak=move.peak + claim.rounding, operator=spread)
+    return around(size, centre, consistent(replace(move, low=-math.inf, high=math.inf)), error)
 
 
 def weights(result: Sizes) -> dict[int, Magnitude]:
@@ -311,3 +278,42 @@ def by_block(matrix: Magnitude, blocks: Sequence[Sequence[int]]) -> Magnitude:
     total = np.add.reduceat(np.add.reduceat(squares, starts, axis=0), starts, axis=1)
     norm = 0.5 * np.log2(np.maximum(total, 2.0**-1000)) + scale
     return Magnitude(np.where(np.isfinite(top), norm + (np.abs(norm) + 8.0) * 2.0**-48, top))
+
+
+@dataclass(frozen=True)
+class Objective:
+    r"""The constants of a real-valued function, from a pass through its gradient program.
+
+    With :math:`g_s \ge \sup\|\nabla_sF\|` and the matrix H, what follows from the centre is taken where it is sharper
+    (Fact refined_smooth): :math:`\|\nabla_sF(u)\| \le \|\nabla_sF(u_0)\| + \sum_tH_{st}r_t` and :math:`|F(u)| \le
+    |F(u_0)| + \sup\sum_sg_s\|u_s - u_{0s}\|`.
+
+    Attributes:
+        bound: of the absolute value.
+        gradients: for each variable, of the norm of the gradient.
+        at_centre: the same at the centre; ``None`` where the program was not run.
+        matrix: H, over pairs of variables.
+        summands: of H.
+    """
+
+    bound: Magnitude
+    gradients: Magnitude
+    at_centre: Magnitude | None
+    matrix: Magnitude
+    summands: tuple[Term, ...]
+
+
+def objective(result: Sizes) -> Objective:
+    """The constants of the function of which this is the gradient program."""
+    region, (value, *parts) = result.region, result.outputs
+    summands = tuple(terms(result))
+    matrix = assemble(summands, len(region.variables))
+    gradients, bound = stack([part.bound for part in parts]), value.bound
+    at_centre = None
+    if all(part.value is not None for part in parts):
+        at_centre = stack([Magnitude.of(frobenius_norm(part.value)) + part.error for part in parts])  # type: ignore[arg-type]
+        reach = stack([region.reach(matrix[k]) for k in range(len(parts))])
+        gradients = minimum(gradients, at_centre + reach)
+        start = Magnitude.of(abs(float(value.value))) + value.error  # type: ignore[arg-type]
+        bound = minimum(bound, start + region.reach(gradients))
+    return Objective(bound, gradients, at_centre, matrix, summands)

@@ -43,13 +43,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from surefoot.bounds.scalars import bounds, enclose
 from surefoot.bounds.tensor_size import Size, consistent, unknown
 from surefoot.magnitude import Magnitude, maximum, minimum, stack
-from surefoot.norms import convolution_norm, patch_overlap
+from surefoot.norms import convolution_norm, frobenius_norm, patch_overlap, spectral_norm
 from surefoot.norms.hermitian import up
 from surefoot.program.ir import Node
 from surefoot.program.scalars import Scalar
@@ -58,6 +60,7 @@ ONE, HALF, ZERO, INFINITE = Magnitude.of(1.0), Magnitude.of(0.5), Magnitude.zero
 _SOFTMAX = Magnitude.of(math.sqrt(2) / (3 * math.sqrt(3))) * (1 + 1e-15)
 _KAPPA = 1.5 * 0.8**2.5 * (1 + 1e-15)
 _UNIT = 2.0**-53
+_LARGEST_PATCHES = 2e8  # multiplications that the norm of a matrix of patches may take
 Pair = tuple[int, int]
 
 
@@ -80,6 +83,13 @@ class Claim:
     bends: Mapping[Pair, Magnitude] = field(default_factory=dict)
     orthogonal: bool = False
     summands: int = 1
+
+    def combined(self, amounts: Sequence[Magnitude], shape: tuple[int, ...] = ()) -> Magnitude:
+        """What amounts in the arguments come to in the result: slopes by the chain rule, or distances."""
+        parts = [amounts[k] * slope for k, slope in self.slopes.items()]
+        if not parts:
+            return Magnitude.zero(shape)
+        return stack(parts).norm(axis=0) if self.orthogonal else stack(parts).sum(axis=0)
 
 
 def root(count: float) -> Magnitude:
@@ -126,6 +136,7 @@ def _scaled(node: Node, x: Size, factor: Magnitude, low: float, high: float, rou
         node,
         bound=x.bound * factor,
         peak=x.peak * factor,
+        total=x.total * factor,
         operator=x.operator * factor,
         slices=tuple(each * factor for each in x.slices),
         low=_outward(low, -1),
@@ -158,7 +169,7 @@ def _sum(node: Node, arguments: Sequence[Size]) -> Claim:
     for place, d in kept.items():
         slices[place] = x.slices[d] * root(count)
     size = _result(
-        node, bound=x.bound * root(count), peak=minimum(x.peak * count, x.bound * root(count)), slices=tuple(slices),
+        node, bound=x.bound * root(count), total=x.total, peak=minimum(x.peak * count, x.bound * root(count)), slices=tuple(slices),
         low=_outward(x.low * count, -1), high=_outward(x.high * count, 1),
     )  # fmt: skip
     rounding = _units(count + 1, x.bound * root(count)) if count > 1 else ZERO
@@ -214,7 +225,7 @@ def _reshape(node: Node, arguments: Sequence[Size]) -> Claim:
             elif math.prod(x.shape[e + 1 :]) == after and other and count % other == 0:
                 slices[d] = minimum(slices[d], x.slices[e])
     matrix = len(x.shape) > 1 and len(node.shape) > 1 and x.shape[-2:] == node.shape[-2:]
-    parts = {"slices": tuple(slices), "operator": x.operator if matrix else x.bound, "low": x.low, "high": x.high}
+    parts = {"slices": tuple(slices), "total": x.total, "operator": x.operator if matrix else x.bound, "low": x.low, "high": x.high}
     return _copied(node, x, 1, **parts)
 
 
@@ -224,7 +235,7 @@ def _permute(node: Node, arguments: Sequence[Size]) -> Claim:
     same = len(dims) > 1 and set(dims[-2:]) == last
     slices = tuple(x.slices[d] for d in dims)
     operator = x.operator if same else x.bound
-    return _copied(node, x, 1, slices=slices, operator=operator, low=x.low, high=x.high)
+    return _copied(node, x, 1, slices=slices, total=x.total, operator=operator, low=x.low, high=x.high)
 
 
 def _flip(node: Node, arguments: Sequence[Size]) -> Claim:
@@ -349,8 +360,9 @@ def _mul(node: Node, arguments: Sequence[Size]) -> Claim:
         other = _slice_of(b, d, node.shape) * a.peak
         slices.append(minimum(one, other))
     slopes = (claims[0][0], claims[1][0])
+    repeated = root(math.prod(math.prod(node.shape) / max(each.numel, 1) for each in arguments))
     claim = _product(
-        node, a, b, slopes, ONE, 1, peak=a.peak * b.peak, slices=tuple(slices), low=low, high=high
+        node, a, b, slopes, ONE, 1, peak=a.peak * b.peak, total=a.bound * b.bound * repeated, slices=tuple(slices), low=low, high=high
     )
     size = consistent(replace(claim.size, bound=minimum(bound, claim.size.bound)))
     return replace(claim, size=size, rounding=_units(2, maximum(size.bound, bound)))
@@ -423,13 +435,39 @@ def _convolved(node: Node, x: Size, weight: Size, image: Sequence[int]) -> Claim
         centre = convolution_norm(weight.value, tuple(image[2:]), **options)
         norm = minimum(norm, Magnitude.of(centre) + bend * weight.spread)
     inner = math.prod(weight.shape[1:])
+    forward = node.primitive.name == "conv"
+    patches = _patch_slope(x, weight.shape, node.options, bend) if forward else x.bound * bend
     slices = (x.slices[0] * norm,) + (x.bound * norm,) * (len(node.shape) - 1)
-    return _product(node, x, weight, (norm, x.bound * bend), bend, inner, slices=slices)
+    return _product(node, x, weight, (norm, patches), bend, inner, slices=slices)
 
 
 def _patches(image: Sequence[int], weight: Sequence[int], options: Mapping[str, object]) -> int:
     """How many patches share an entry of an image, at most."""
     return _overlap(image[2:], weight[2:], options)
+
+
+def _patch_slope(x: Size, weight: Sequence[int], options: Mapping[str, Any], bend: Magnitude) -> Magnitude:
+    """The norm of the matrix of all patches of images over the domain."""
+    if x.value is None or not x.spread.is_finite:
+        return x.bound * bend
+    return minimum(x.bound * bend, _patch_norm(x.value, weight, options) + bend * x.spread)
+
+
+def _patch_norm(x: Tensor, weight: Sequence[int], options: Mapping[str, Any]) -> Magnitude:
+    """The norm of the matrix of all patches of images, or of all its entries where that is too much work."""
+    kernel, rank = weight[2:], len(weight) - 2
+    size = math.prod(weight[1:])
+    number = x.numel() // x.shape[1] * size // max(1, math.prod(options["stride"]))
+    if rank == 2 and options["groups"] == 1 and number * size <= _LARGEST_PATCHES:
+        columns = torch.nn.functional.unfold(x, kernel, options["dilation"], options["padding"], options["stride"])
+        return Magnitude.of(spectral_norm(columns.transpose(0, 1).reshape(columns.shape[1], -1)))
+    ones, image = x.new_ones(1, 1, *kernel), x.new_zeros(1, 1, *x.shape[2:])
+    geometry = [options["stride"], options["padding"], options["dilation"], False, [0] * rank, 1]
+    out = torch.ops.aten.convolution(image, ones, None, *geometry)
+    counts = torch.ops.aten.convolution_backward(
+        torch.ones_like(out), image, ones, None, *geometry, [True, False, False]
+    )[0]
+    return Magnitude.of(frobenius_norm(x * counts.sqrt())) * (1 + 2.0**-50)
 
 
 # Scalar functions of every entry
@@ -442,7 +480,8 @@ def _scalar(node: Node, arguments: Sequence[Size]) -> Claim:
     if not second.is_finite and x.value is not None:
         second = _away_from_kinks(function, x)
     low, high = (float(end) for end in enclose(function, 0, *ends))
-    size = _result(node, low=low, high=high)
+    is_square = function in (Scalar("square"), Scalar("power", (2.0,)))
+    size = _result(node, low=low, high=high, total=x.bound * x.bound if is_square else INFINITE)
     at_zero = float(function(torch.zeros((), dtype=torch.float64)))
     if math.isfinite(at_zero):  # |f(x)| ≤ |f(0)| + sup|f′| |x|, also on the way from 0
         slope = Magnitude.of(float(bounds(function, 1, ends.clamp(max=0)[0], ends.clamp(min=0)[1])))
@@ -458,7 +497,7 @@ def _scalar(node: Node, arguments: Sequence[Size]) -> Claim:
 def _away_from_kinks(function: Scalar, x: Size) -> Magnitude:
     """The curvature where every entry has a range of its own, so that it may stay on one side of a kink."""
     assert x.value is not None
-    move = float(x.spread) * (1 + 2.0**-50)
+    move = math.inf if x.move is None else up(float(x.move.peak))
     if not math.isfinite(move) or not x.numel:
         return INFINITE if x.numel else ZERO
     slack = 2.0**-50 * (x.value.abs() + move)
@@ -469,6 +508,23 @@ def _away_from_kinks(function: Scalar, x: Size) -> Magnitude:
 # Fused primitives
 
 
+def _covariance(x: Size, mask: Size | None, dim: int) -> Magnitude:
+    r"""The norm of :math:`\mathrm{diag}(p) - pp^\top` over the domain, of any fibre: at most ½, at most the largest
+    probability q, and at most :math:`2(1 - q)q` if q > ½ (sums of absolute values of rows). Where x moves by at most r,
+    odds change by factors up to :math:`e^{\sqrt2r}`, and so do, at most, q and 1 - q.
+    """
+    if x.value is None or x.move is None or not x.numel or x.shape[dim] < 2:
+        return HALF
+    fibre = minimum(x.move.bound, *(each for d, each in enumerate(x.move.slices) if d != dim))
+    value = x.value if mask is None or mask.value is None else x.value.masked_fill(mask.value == 0, -math.inf)
+    largest = value.softmax(dim).amax(dim).nan_to_num(0.0)
+    slack = (x.shape[dim] + 64) * 2.0**-51
+    factor = math.exp(min(math.sqrt(2) * float(fibre), 700.0)) * (1 + slack)
+    most, others = ((each + slack) * factor for each in (largest, 1 - largest))
+    certain = torch.where(others < 0.5, 2 * others * (1 - others), 0.5)
+    return minimum(HALF, Magnitude.of(float(torch.minimum(certain, most).max())) * (1 + 1e-12))
+
+
 def _softmax(node: Node, arguments: Sequence[Size]) -> Claim:
     x = arguments[0]  # a mask may follow
     count = node.shape[node.options["dim"]]
@@ -477,10 +533,11 @@ def _softmax(node: Node, arguments: Sequence[Size]) -> Claim:
     slices = tuple(
         root(most) if d == dim else root(most / max(n, 1)) for d, n in enumerate(node.shape)
     )
-    size = _result(node, bound=root(most), peak=ONE, slices=slices, low=0.0, high=1.0 + 1e-12)
-    slope = HALF if count > 1 else ZERO
+    size = _result(node, bound=root(most), total=Magnitude.of(most) * (1 + 1e-12), peak=ONE, slices=slices, low=0.0, high=1.0 + 1e-12)
+    slope = _covariance(x, arguments[1] if len(arguments) > 1 else None, dim) if count > 1 else ZERO
+    bend = minimum(_SOFTMAX, slope * math.sqrt(2.0000001)) if count > 1 else ZERO
     rounding = _units(2 * count + 64, root(most)) + _units(8, minimum(x.bound, root(most) * 750.0))
-    return Claim({0: slope}, size, rounding, {(0, 0): _SOFTMAX if count > 1 else ZERO})
+    return Claim({0: slope}, size, rounding, {(0, 0): bend})
 
 
 def _logsumexp(node: Node, arguments: Sequence[Size]) -> Claim:
@@ -489,7 +546,8 @@ def _logsumexp(node: Node, arguments: Sequence[Size]) -> Claim:
     slack = math.log(max(count, 1)) * (1 + 1e-14)
     size = _result(node, low=_outward(x.low, -1), high=_outward(x.high + slack, 1))
     rounding = _units(count + 32, root(size.numel)) + _units(16, size.bound)
-    return Claim({0: ONE}, size, rounding, {(0, 0): HALF if count > 1 else ZERO})
+    bend = _covariance(x, arguments[1] if len(arguments) > 1 else None, node.options["dim"]) if count > 1 else ZERO
+    return Claim({0: ONE}, size, rounding, {(0, 0): bend})
 
 
 def _normalize(node: Node, arguments: Sequence[Size]) -> Claim:
@@ -524,7 +582,13 @@ def _least_deviation(x: Size, dims: Sequence[int], count: int) -> float:
     rho = float(centred.square().mean(dim=tuple(dims)).sqrt().min())
     top = float(value.abs().max())
     error = (count + 16) * 4 * _UNIT * (rho + top)
-    return max(0.0, (rho - error - float(x.spread) / math.sqrt(count) * (1 + 1e-14)) * (1 - 1e-14))
+    return max(0.0, (rho - error - float(_largest_move(x, dims)) / math.sqrt(count) * (1 + 1e-14)) * (1 - 1e-14))
+
+
+def _largest_move(x: Size, dims: Sequence[int]) -> Magnitude:
+    """How far a group, along these dimensions, may be from the centre."""
+    assert x.move is not None
+    return minimum(x.spread, *(each for d, each in enumerate(x.move.slices) if d not in dims))
 
 
 def _bend(rho: float, eps: float, count: int) -> Magnitude:
@@ -587,7 +651,8 @@ def _is_settled(node: Node, arguments: Sequence[Size]) -> bool:
         (value,) = values
         assert value is not None
         gap = value.sort(dim=node.options["dim"]).values.diff(dim=node.options["dim"])
-    moves = sum(float(each.spread) for each in arguments) * (2 if len(arguments) == 1 else 1)
+    moves = sum(up(float(each.move.peak)) if each.move else math.inf for each in arguments)
+    moves *= 2 if len(arguments) == 1 else 1
     return not gap.numel() or float(gap.min()) > moves * (1 + 1e-9) + 1e-300
 
 
@@ -598,7 +663,8 @@ def _conv_weight(node: Node, arguments: Sequence[Size]) -> Claim:
     """Costates times patches of images."""
     g, x = arguments
     bend = root(_patches(x.shape, node.shape, node.options))
-    return _product(node, g, x, (x.bound * bend, g.bound * bend), bend, g.numel // max(g.shape[1], 1))
+    norms = (_patch_slope(x, node.shape, node.options, bend), g.bound * bend)
+    return _product(node, g, x, norms, bend, g.numel // max(g.shape[1], 1))
 
 
 def _softmax_back(node: Node, arguments: Sequence[Size]) -> Claim:
@@ -635,6 +701,51 @@ def _selected_like(node: Node, arguments: Sequence[Size]) -> Claim:
     return Claim({0: ONE, 1: ZERO if _is_settled(node, [x]) else INFINITE}, size)
 
 
+# Differences: how far a result may be from its value at the centre, in all the norms of a size
+
+
+def moved(node: Node, claim: Claim, arguments: Sequence[Size]) -> Size:
+    r"""The size of the difference to the centre, before rounding.
+
+    Linear maps are applied to the differences of their arguments, and :math:`ab - \hat a\hat b = (a - \hat a)b +
+    \hat a(b - \hat b)`. What works entry by entry, or fibre by fibre, moves each by its slope times the move there.
+    """
+    moves = [each if each.move is None else each.move for each in arguments]
+    kind, name = node.primitive.kind, node.primitive.name
+    if kind == "linear":
+        fixed = name in ("weigh", "gather", "scatter", "rows", "rows_back")
+        return RULES[name](node, [moves[0], arguments[1]] if fixed else moves).size
+    if kind == "product":
+        a, b = arguments
+        parts = [RULES[name](node, [moves[0], b]).size, RULES[name](node, [a, moves[1]]).size]
+        pairs = zip(parts[0].slices, parts[1].slices, strict=True)
+        return _result(
+            node, bound=parts[0].bound + parts[1].bound, peak=parts[0].peak + parts[1].peak,
+            operator=parts[0].operator + parts[1].operator, slices=tuple(x + y for x, y in pairs),
+        )  # fmt: skip
+    bound = claim.combined([each.bound for each in moves])
+    if kind == "scalar":
+        slope = claim.slopes[0]
+        slices = tuple(each * slope for each in moves[0].slices)
+        return _result(node, bound=bound, peak=moves[0].peak * slope, slices=slices)
+    same = _same_dimensions(node, arguments[0])
+    slices = tuple(
+        claim.combined([each.slices[same[d]] for each in moves]) if d in same else bound
+        for d in range(len(node.shape))
+    )
+    return _result(node, bound=bound, peak=moves[0].peak if name == "amax" else bound, slices=slices)
+
+
+def _same_dimensions(node: Node, x: Size) -> dict[int, int]:
+    """The dimensions along which an operation on fibres works slice by slice, with those of its argument."""
+    options, rank = node.options, len(x.shape)
+    dims = {options["dim"]} if "dim" in options else set(options.get("dims", range(rank)))
+    rest = [d for d in range(rank) if d not in dims]
+    if len(node.shape) == rank:
+        return {d: d for d in rest}
+    return dict(enumerate(rest))
+
+
 # Second derivatives contracted with a costate: bounds of ⟨λ, D²f[a, b]⟩ for ‖a‖ = ‖b‖ = 1
 
 
@@ -666,7 +777,7 @@ def _along_entries(function: Scalar, claim: Claim, x: Size, costate: Size) -> Ma
     whole = claim.bends[0, 0] * costate.peak
     if x.value is None or costate.value is None or not x.numel:
         return whole
-    moves = [up(float(each.spread)) for each in (x, costate)]
+    moves = [math.inf if each.move is None else up(float(each.move.peak)) for each in (x, costate)]
     if not all(map(math.isfinite, moves)):
         return whole
     slack = 2.0**-50 * (x.value.abs() + moves[0])

@@ -4,7 +4,7 @@ For a tensor :math:`z(u)` of a program and u in a domain around :math:`u_0`, a :
 
 * its Euclidean norm, its largest entry, the norms of its slices along each dimension, and its norm as a matrix;
 * :math:`\ell_s \ge \sup\|D_s z\|`, the Lipschitz constant in each variable s;
-* where the program was run at the centre, how far the tensor may be from what was computed there.
+* where the program was run at the centre, the size of the difference of the tensor and what was computed there.
 
 All are magnitudes in the log domain (:mod:`surefoot.magnitude`), so that a thousand layers do not overflow.
 """
@@ -28,12 +28,13 @@ _UNIT = 2.0**-53
 
 @dataclass(frozen=True)
 class Size:
-    r"""Upper bounds for one tensor over a domain.
+    """Upper bounds for one tensor over a domain.
 
     Attributes:
         shape: its shape.
         bound: of its Euclidean norm.
         peak: of its largest entry in absolute value.
+        total: of the sum of the absolute values of its entries.
         slices: for each dimension, of the norm of any of its slices there.
         operator: of its norm as a matrix; with more than two dimensions, of any of its matrices.
         low: below all entries.
@@ -41,13 +42,13 @@ class Size:
         lipschitz: in each variable.
         value: as computed at the centre, in double precision; ``None`` if it was not.
         error: how far that is from the exact value at the centre.
-        spread: how far the tensor may be from it on the domain.
-        growth: around the origin, g with :math:`\|z\| \le \sum_sg_s\|u_s\|`; ``None`` where that is not known.
+        move: the size of the difference to it on the domain, whose own ``value`` and ``lipschitz`` say nothing.
     """
 
     shape: tuple[int, ...]
     bound: Magnitude
     peak: Magnitude
+    total: Magnitude
     slices: tuple[Magnitude, ...]
     operator: Magnitude
     low: float
@@ -55,8 +56,12 @@ class Size:
     lipschitz: Magnitude
     value: Tensor | None = None
     error: Magnitude = Magnitude.zero()  # noqa: RUF009 - immutable
-    spread: Magnitude = Magnitude.infinity()  # noqa: RUF009
-    growth: Magnitude | None = None
+    move: Size | None = None
+
+    @property
+    def spread(self) -> Magnitude:
+        """How far the tensor may be from its value at the centre."""
+        return Magnitude.infinity() if self.move is None else self.move.bound
 
     @property
     def numel(self) -> int:
@@ -75,11 +80,11 @@ class Size:
 def consistent(size: Size) -> Size:
     r"""The same, each bound sharpened by the others.
 
-    :math:`\|z\|_\infty \le \|z\|_2 \le \sqrt n\|z\|_\infty` for the tensor and its slices, a tensor of k slices has
+    :math:`\|z\|_\infty \le \|z\|_2 \le \|z\|_1 \le \sqrt n\|z\|_2 \le n\|z\|_\infty` for the tensor and its slices, a tensor of k slices has
     at most :math:`\sqrt k` times the norm of the largest, and entries are between -peak and peak.
     """
     peak = minimum(size.peak, size.bound, *size.slices, Magnitude.of(max(abs(size.low), abs(size.high))))
-    bound = minimum(size.bound, peak * Magnitude.of(size.numel).sqrt())
+    bound = minimum(size.bound, size.total, peak * Magnitude.of(size.numel).sqrt())
     for count, each in zip(size.shape, size.slices, strict=True):
         bound = minimum(bound, each * Magnitude.of(count).sqrt())
     slices = tuple(
@@ -90,6 +95,7 @@ def consistent(size: Size) -> Size:
         size,
         bound=bound,
         peak=peak,
+        total=minimum(size.total, bound * Magnitude.of(size.numel).sqrt()),
         slices=slices,
         operator=minimum(size.operator, bound),
         low=max(size.low, -top),
@@ -101,15 +107,14 @@ def unknown(shape: Sequence[int], lipschitz: Magnitude) -> Size:
     """Of a tensor of which nothing is known but how steep it is."""
     infinite = Magnitude.infinity()
     shape = tuple(shape)
-    return Size(shape, infinite, infinite, (infinite,) * len(shape), infinite, -math.inf, math.inf, lipschitz)
+    return Size(shape, infinite, infinite, infinite, (infinite,) * len(shape), infinite, -math.inf, math.inf, lipschitz)
 
 
 def within(shape: Sequence[int], radius: Magnitude, lipschitz: Magnitude) -> Size:
     """Of a variable whose norm is at most a radius, without a centre."""
     shape = tuple(shape)
-    return consistent(
-        Size(shape, radius, radius, (radius,) * len(shape), radius, -math.inf, math.inf, lipschitz)
-    )
+    size = unknown(shape, lipschitz)
+    return consistent(replace(size, bound=radius, slices=(radius,) * len(shape), operator=radius))
 
 
 def measured(value: Tensor, lipschitz: Magnitude) -> Size:
@@ -122,11 +127,15 @@ def measured(value: Tensor, lipschitz: Magnitude) -> Size:
     if math.isnan(low) or math.isnan(high):
         return replace(unknown(value.shape, lipschitz), value=value)
     peak = Magnitude.of(max(abs(low), abs(high)))
-    size = Size(
-        tuple(value.shape), bound, peak, slices, _operator_norm(value, bound), low, high, lipschitz,
-        value, Magnitude.zero(), Magnitude.zero(),
-    )  # fmt: skip
-    return consistent(size)
+    shape = tuple(value.shape)
+    operator = _operator_norm(value, bound)
+    nothing = within(shape, Magnitude.zero(), Magnitude.zero())
+    return consistent(
+        Size(
+            shape, bound, peak, Magnitude.infinity(), slices, operator, low, high, lipschitz, value,
+            Magnitude.zero(), nothing,
+        )  # fmt: skip
+    )
 
 
 def _largest_slice(value: Tensor, dimension: int) -> Magnitude:
@@ -152,25 +161,29 @@ def _operator_norm(value: Tensor, bound: Magnitude) -> Magnitude:
     return Magnitude.of(float(batched_spectral_norm(value).max()))
 
 
-def around(size: Size, centre: Size, spread: Magnitude, error: Magnitude) -> Size:
+def around(size: Size, centre: Size, move: Size, error: Magnitude) -> Size:
     """What a rule claims of a tensor, sharpened by how far it may be from its value at the centre.
 
     Readers use the bounds for the computed centre as well, so they never fall below its own norms.
     """
-    near = {
-        "bound": (centre.bound, size.bound),
-        "peak": (centre.peak, size.peak),
-        "operator": (centre.operator, size.operator),
-    }
-    fields = {name: maximum(minimum(rule, at + spread), at) for name, (at, rule) in near.items()}
-    slices = tuple(
-        maximum(minimum(rule, at + spread), at) for at, rule in zip(centre.slices, size.slices, strict=True)
-    )
-    move = float(spread) * (1 + 2.0**-50)
-    low, high = centre.low - move, centre.high + move
+
+    def near(rule: Magnitude, at: Magnitude, moved: Magnitude) -> Magnitude:
+        return maximum(minimum(rule, at + moved), at)
+
+    step = float(move.peak) * (1 + 2.0**-50)
+    low, high = centre.low - step, centre.high + step
     outward = 2.0**-50 * (abs(low) + abs(high)) if math.isfinite(low) and math.isfinite(high) else 0.0
-    low, high = min(max(low - outward, size.low), centre.low), max(min(high + outward, size.high), centre.high)
     whole = replace(
-        size, **fields, slices=slices, low=low, high=high, value=centre.value, error=error, spread=spread
+        size,
+        bound=near(size.bound, centre.bound, move.bound),
+        peak=near(size.peak, centre.peak, move.peak),
+        total=maximum(size.total, centre.total),
+        operator=near(size.operator, centre.operator, move.operator),
+        slices=tuple(map(near, size.slices, centre.slices, move.slices)),
+        low=min(max(low - outward, size.low), centre.low),
+        high=max(min(high + outward, size.high), centre.high),
+        value=centre.value,
+        error=error,
+        move=move,
     )
     return consistent(whole)
