@@ -1,7 +1,7 @@
 """Where the constants come from: the share of each operation, and why a constant is infinite.
 
-A program has many small operations; a *row* joins those of one module that follow each other and move or add numbers
-to the product, scalar function or fused operation that they prepare or finish.
+A program has many small operations; a *row* joins those of one module that follow each other and move or add
+numbers to the product, scalar function or fused operation that they prepare or finish.
 """
 
 from __future__ import annotations
@@ -126,7 +126,9 @@ def largest_slope(result: Sizes, group: Group) -> Magnitude | None:
     for step in group.steps:
         if step.node.primitive.kind == "linear":
             continue
-        slopes = [slope for k, slope in step.claim.slopes.items() if not _is_variable(result, step.arguments[k], own)]
+        slopes = [
+            slope for k, slope in step.claim.slopes.items() if not _is_variable(result, step.arguments[k], own)
+        ]
         if slopes:
             total = maximum(*slopes) if total is None else total * maximum(*slopes)
     return total

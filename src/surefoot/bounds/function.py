@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from surefoot.bounds.size import Sizes, forward, leaves
 from surefoot.bounds.tensor_size import Size, unknown, within
 from surefoot.domains import Box, Domain, DomainError, ProductBall, Region
+from surefoot.graph.checks import as_inputs
 from surefoot.magnitude import Magnitude
-from surefoot.bounds._capture_stub import capture
-from surefoot.program import Program, differentiate
+from surefoot.program import Program, differentiate, trace
 
 Wrt = Literal["params", "input"]
 
@@ -45,13 +45,17 @@ class Function:
 
     @classmethod
     def of(cls, model: nn.Module, x: Any, objective: nn.Module | None = None, wrt: Wrt = "params") -> Function:
-        """Read a model; see :func:`surefoot.program.capture`.
+        """Read a model; see :func:`surefoot.program.trace`.
 
         Raises:
             CaptureError: if it cannot be read.
             DomainError: if nothing varies.
         """
-        program, values = capture(model, x, objective)
+        args, kwargs = as_inputs(x)
+        program = trace(model, args, objective, kwargs=kwargs)
+        data = {"x" if len(args) == 1 else f"x.{k}": value for k, value in enumerate(args)} | kwargs
+        present = data | dict(model.named_parameters())
+        values = {name: present[name] for name in program.inputs}
         facts = {name: bool(getattr(objective, name, False)) for name in ("nonnegative", "convex", "quadratic")}
         copies = {name: value.detach().clone() for name, value in values.items()}
         return cls(program, copies, blocks_of(program, model, values, wrt), wrt, **facts)
@@ -92,7 +96,7 @@ class Function:
             if name not in program.parameters and input_norm is not None:
                 fixed[name] = _of_norm(self.values[name], input_norm, none)
             elif self.values[name].is_meta:
-                fixed[name] = _without_values(name, self.values[name], none, name in program.parameters)
+                fixed[name] = _without_values(self.values[name], none, name in program.parameters)
             else:
                 fixed[name] = self.values[name]
         return forward(program, region, leaves(program, region, centres, fixed))
@@ -155,8 +159,8 @@ def _centre(name: str, present: Tensor, center: Any) -> Tensor | None:
     if center == "present":
         if present.is_meta:
             raise DomainError(
-                f"'{name}' is on the meta device and has no value to be the centre: use ProductBall(radius), whose "
-                "centre is the origin"
+                f"'{name}' is on the meta device and has no value to be the centre: use ProductBall(radius), "
+                "whose centre is the origin"
             )
         return present.detach().double()
     if name not in center:
@@ -172,9 +176,10 @@ def _of_norm(value: Tensor, norm: float, lipschitz: Magnitude) -> Size:
     return within(value.shape, Magnitude.of(float(norm)), lipschitz)
 
 
-def _without_values(name: str, value: Tensor, lipschitz: Magnitude, parameter: bool) -> Size:
+def _without_values(value: Tensor, lipschitz: Magnitude, parameter: bool) -> Size:
     if parameter:
         return unknown(value.shape, lipschitz)
     raise DomainError(
-        "the input is on the meta device and has no norm: pass input_norm, a bound on the norm of the stacked batch"
+        "the input is on the meta device and has no norm: pass input_norm, a bound on the norm of the stacked "
+        "batch"
     )

@@ -10,9 +10,9 @@ columns; with its norm J a column a that is off by e arrives off by at most
 
 where entries are sums of k products. Where one tensor alone is alive a network can be cut: what is behind reads
 :math:`F\eta` with :math:`\|\eta\| \le \|\xi\|`. So networks of any size are read in pieces; a piece that is too
-large or not of this kind counts with the Lipschitz constants of the forward pass, which are multiples of that of
-the one tensor it reads. Where all samples go the same way by themselves they share one matrix, with the slopes of all
-of them.
+large or not of this kind counts with the Lipschitz constants of the forward pass, which are multiples of that
+of the one tensor it reads. Where all samples go the same way by themselves they share one matrix, with the
+slopes of all of them.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from surefoot.bounds.size import Sizes, Step
 from surefoot.norms import spectral_norm
 from surefoot.norms.hermitian import up
 from surefoot.norms.multipliers import Bounded, Linear, System
+
 samples: Any = None
 
 _IMPROVED = 384  # entries of v up to which multipliers are improved

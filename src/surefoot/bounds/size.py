@@ -6,15 +6,16 @@ One pass forwards with the rules of :mod:`surefoot.bounds.size_rules`,
     s_z = \min\Big(\sum_i J_i s_{x_i},\ \mathrm{reach}(\ell_z)\Big) + \epsilon_z,
 
 where :math:`\ell` is a vector over the variables, s how far a tensor may be from its value at the centre (the
-mean-value inequality, from the arguments or from the variables) and :math:`\epsilon` what rounding adds. The recursion
-of second derivatives, :math:`L_z = \sum_i J_i L_{x_i} + \sum_{ij} C_{ij}\,\ell_{x_i}\ell_{x_j}^\top`, is linear in L, so
-that of the outputs is a sum over operations,
+mean-value inequality, from the arguments or from the variables) and :math:`\epsilon` what rounding adds. The
+recursion of second derivatives, :math:`L_z = \sum_i J_i L_{x_i} + \sum_{ij} C_{ij}\,\ell_{x_i}\ell_{x_j}^\top`,
+is linear in L, so that of the outputs is a sum over operations,
 
 .. math:: H = \sum_z w_z \sum_{ij} C_{ij}\,\ell_{x_i}\ell_{x_j}^\top, \qquad
     w_{\mathrm{out}} = 1, \quad w_{x_i} = \sum_{\text{readers } z} w_z J_i,
 
-with weights from one pass backwards over numbers, or with second derivatives contracted with costates, and :math:`\|D^2f\| \le \|H\|_2`, the norm of a non-negative matrix.
-This is the paper's recursion (Prop. smoothdeep), variable by variable.
+with weights from one pass backwards over numbers, or with second derivatives contracted with costates, and
+:math:`\|D^2f\| \le \|H\|_2`, the norm of a non-negative matrix. This is the paper's recursion (Prop.
+smoothdeep), variable by variable.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
-from surefoot.bounds.size_rules import RULES, Claim, contracted, moved
+from surefoot.bounds.claims import Claim
+from surefoot.bounds.size_rules import RULES, contracted, moved
 from surefoot.bounds.tensor_size import Size, around, consistent, measured, unknown, within
 from surefoot.domains import Region
 from surefoot.errors import UnsupportedOperation
@@ -124,7 +126,9 @@ def forward(program: Program, region: Region, inputs: Mapping[int, Size]) -> Siz
         own = [sizes[index] for index in arguments]
         rule = RULES.get(node.primitive.name)
         if rule is None:
-            raise UnsupportedOperation(f"norms of '{node.primitive.name}' are not bounded (in '{node.path or 'model'}')")
+            raise UnsupportedOperation(
+                f"norms of '{node.primitive.name}' are not bounded (in '{node.path or 'model'}')"
+            )
         claim = rule(node, own)
         lipschitz = claim.combined([each.lipschitz for each in own], own[0].lipschitz.shape)
         size = replace(claim.size, lipschitz=lipschitz)
@@ -140,7 +144,11 @@ def forward(program: Program, region: Region, inputs: Mapping[int, Size]) -> Siz
 def _values_at_centre(program: Program, sizes: Mapping[int, Size]) -> Sequence[Tensor] | None:
     """All tensors as computed in double precision at the centre, if all inputs have a value there."""
     inputs = {name: sizes[index].value for name, index in program.inputs.items()}
-    known = {name: value.double() if value.is_floating_point() else value for name, value in inputs.items() if value is not None}
+    known = {
+        name: value.double() if value.is_floating_point() else value
+        for name, value in inputs.items()
+        if value is not None
+    }
     return program.run(known) if len(known) == len(inputs) else None
 
 
@@ -284,9 +292,9 @@ def by_block(matrix: Magnitude, blocks: Sequence[Sequence[int]]) -> Magnitude:
 class Objective:
     r"""The constants of a real-valued function, from a pass through its gradient program.
 
-    With :math:`g_s \ge \sup\|\nabla_sF\|` and the matrix H, what follows from the centre is taken where it is sharper
-    (Fact refined_smooth): :math:`\|\nabla_sF(u)\| \le \|\nabla_sF(u_0)\| + \sum_tH_{st}r_t` and :math:`|F(u)| \le
-    |F(u_0)| + \sup\sum_sg_s\|u_s - u_{0s}\|`.
+    With :math:`g_s \ge \sup\|\nabla_sF\|` and the matrix H, what follows from the centre is taken where it is
+    sharper (Fact refined_smooth): :math:`\|\nabla_sF(u)\| \le \|\nabla_sF(u_0)\| + \sum_tH_{st}r_t` and
+    :math:`|F(u)| \le |F(u_0)| + \sup\sum_sg_s\|u_s - u_{0s}\|`.
 
     Attributes:
         bound: of the absolute value.
@@ -310,10 +318,11 @@ def objective(result: Sizes) -> Objective:
     matrix = assemble(summands, len(region.variables))
     gradients, bound = stack([part.bound for part in parts]), value.bound
     at_centre = None
-    if all(part.value is not None for part in parts):
-        at_centre = stack([Magnitude.of(frobenius_norm(part.value)) + part.error for part in parts])  # type: ignore[arg-type]
-        reach = stack([region.reach(matrix[k]) for k in range(len(parts))])
-        gradients = minimum(gradients, at_centre + reach)
-        start = Magnitude.of(abs(float(value.value))) + value.error  # type: ignore[arg-type]
+    centres = [part.value for part in parts if part.value is not None]
+    if value.value is not None and len(centres) == len(parts):
+        norms = stack([Magnitude.of(frobenius_norm(centre)) for centre in centres])
+        at_centre = norms + stack([part.error for part in parts])
+        gradients = minimum(gradients, at_centre + stack([region.reach(row) for row in matrix]))
+        start = Magnitude.of(abs(float(value.value))) + value.error
         bound = minimum(bound, start + region.reach(gradients))
     return Objective(bound, gradients, at_centre, matrix, summands)

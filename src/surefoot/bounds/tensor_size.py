@@ -80,8 +80,9 @@ class Size:
 def consistent(size: Size) -> Size:
     r"""The same, each bound sharpened by the others.
 
-    :math:`\|z\|_\infty \le \|z\|_2 \le \|z\|_1 \le \sqrt n\|z\|_2 \le n\|z\|_\infty` for the tensor and its slices, a tensor of k slices has
-    at most :math:`\sqrt k` times the norm of the largest, and entries are between -peak and peak.
+    :math:`\|z\|_\infty \le \|z\|_2 \le \|z\|_1 \le \sqrt n\|z\|_2 \le n\|z\|_\infty` for the tensor and its
+    slices, a tensor of k slices has at most :math:`\sqrt k` times the norm of the largest, and entries are
+    between -peak and peak.
     """
     peak = minimum(size.peak, size.bound, *size.slices, Magnitude.of(max(abs(size.low), abs(size.high))))
     bound = minimum(size.bound, size.total, peak * Magnitude.of(size.numel).sqrt())
@@ -107,7 +108,9 @@ def unknown(shape: Sequence[int], lipschitz: Magnitude) -> Size:
     """Of a tensor of which nothing is known but how steep it is."""
     infinite = Magnitude.infinity()
     shape = tuple(shape)
-    return Size(shape, infinite, infinite, infinite, (infinite,) * len(shape), infinite, -math.inf, math.inf, lipschitz)
+    return Size(
+        shape, infinite, infinite, infinite, (infinite,) * len(shape), infinite, -math.inf, math.inf, lipschitz
+    )
 
 
 def within(shape: Sequence[int], radius: Magnitude, lipschitz: Magnitude) -> Size:
@@ -132,14 +135,24 @@ def measured(value: Tensor, lipschitz: Magnitude) -> Size:
     nothing = within(shape, Magnitude.zero(), Magnitude.zero())
     return consistent(
         Size(
-            shape, bound, peak, Magnitude.infinity(), slices, operator, low, high, lipschitz, value,
-            Magnitude.zero(), nothing,
-        )  # fmt: skip
+            shape,
+            bound,
+            peak,
+            Magnitude.infinity(),
+            slices,
+            operator,
+            low,
+            high,
+            lipschitz,
+            value,
+            Magnitude.zero(),
+            nothing,
+        )
     )
 
 
 def _largest_slice(value: Tensor, dimension: int) -> Magnitude:
-    """The largest norm of a slice: sums of n squares have a relative error below (n + 2)u, if nothing overflows."""
+    """The largest norm of a slice: sums of n squares have a relative error below (n + 2)u."""
     if not value.numel():
         return Magnitude.zero()
     top = float(value.abs().max())
