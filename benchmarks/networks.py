@@ -171,4 +171,4 @@ def problems() -> Iterator[Problem]:
     encoder, flat = partial(zoo.autoencoder, (64, 32, 8), activation="tanh"), x.reshape(-1, 64)
     yield Problem("digits, auto-encoder, tanh", encoder, flat, flat, sf.Square())
     mnist = partial(perceptron, 784, 64, 10, activation="ReLU")
-    yield Problem("MNIST, 2 layers, ReLU", mnist, *images("mnist-5k"), entropy)
+    yield Problem("MNIST, 2 layers, ReLU", mnist, *images("mnist-5k", 1000), entropy)
