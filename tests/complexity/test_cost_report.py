@@ -18,7 +18,7 @@ def test_the_table_has_every_computation_and_step() -> None:
     lines = [line.split() for line in str(found).splitlines()]
     assert ["φ_1", "linear", "→", "relu", "15", "15", "60", "15", "15", "90"] in lines
     assert ["all", "23", "25", "90", "25", "15", "130"] in lines
-    assert ["Gauss-Newton,", "dual", "21", *str(found).split("Gauss-Newton, dual ")[1].split()[1:3]] in lines
+    assert ["Gauss-Newton,", "dual", "21", "7.66", "k", "21"] in lines  # of 145 + 220 each
     assert ["forward", "90", "90"] in lines
     assert max(map(len, str(found).splitlines())) <= 115
 
