@@ -139,9 +139,7 @@ def bags(
     if mode == 2:
         sums = empty.scatter_reduce(0, bag.unsqueeze(1).expand_as(rows), rows, "amax", include_self=False)
     else:
-        sums = empty.index_add(
-            0, bag, rows if per_sample_weights is None else rows * per_sample_weights[:, None]
-        )
+        sums = empty.index_add(0, bag, rows if per_sample_weights is None else rows * per_sample_weights[:, None])
     if mode == 1:
         sums = sums / torch.zeros_like(sums).index_add(0, bag, torch.ones_like(rows)).clamp(min=1)
     return sums[: len(starts)], bag, offsets, offsets
