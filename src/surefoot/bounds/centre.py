@@ -1,21 +1,22 @@
 r"""The centre of a ball: every tensor of a program at the weights u₀, and its exact derivative there.
 
-Of a tensor z = z(u) are computed its value v and its Jacobian X, with one row of as many numbers as there are weights
-for each entry, by pushing all unit vectors of the weights through the program at once. On the program of a gradient
-the last Jacobians are the second derivative. Kept are norms: of each row, of each *fibre* (the entries along the last
-dimension), of the whole. A Jacobian itself is dropped as soon as all that read it are done.
+Of a tensor z = z(u) are computed its value v and its Jacobian X, with one row of as many numbers as there are
+weights for each entry, by pushing all unit vectors of the weights through the program at once. On the program of a
+gradient the last Jacobians are the second derivative. Kept are norms: of each row, of each *fibre* (the entries
+along the last dimension), of the whole. A Jacobian itself is dropped as soon as all that read it are done.
 
 **Round-off.** Exact are :math:`z(u_0)` and :math:`Dz(u_0)`. Of a tensor are stated
 
-* ``error``: bounds of :math:`|z(u_0) - v|`, entry by entry: what the errors of the arguments become, and ``local``,
-  that of the operation itself;
+* ``error``: bounds of :math:`|z(u_0) - v|`, entry by entry: what the errors of the arguments become, and
+  ``local``, that of the operation itself;
 * ``slack``: how far each row of X is from what exact arithmetic makes *of the X of its arguments as computed*; how
   these add up is the business of :mod:`surefoot.bounds.movement`, for which round-off is one more way to move.
 
 An entry of a linear map or a product is a sum of n products, which in any order of summation is off by at most
 :math:`(n + 2)u\sum|\cdot|`, u = 2^-53 (Higham, section 3.1, :math:`nu < 10^{-3}`): the sum is the operation run on
-absolute values, and n is the operation run on ones. For a column of X the same holds, so by the triangle inequality
-for rows of columns, the row of X is off by at most :math:`(n + 3)u` times the operation run on norms of rows.
+absolute values, and n is the operation run on ones. For a column of X the same holds, so by the triangle
+inequality for rows of columns, the row of X is off by at most :math:`(n + 3)u` times the operation run on norms of
+rows.
 """
 
 from __future__ import annotations
@@ -160,8 +161,8 @@ class Centre:
         return needed
 
     def _norms_wanted(self) -> set[int]:
-        """Of which tensors norms of Jacobians are read: what is multiplied, bent or normalised, and the costates of
-        that; of a tensor whose entries change places only, those of the original.
+        """Of which tensors norms of Jacobians are read: what is multiplied, bent or normalised, and the costates
+        of that; of a tensor whose entries change places only, those of the original.
         """
         nodes, wanted = self.program.nodes, set(self.program.outputs)
         for node in nodes:
@@ -193,10 +194,10 @@ class Centre:
             point.norm = source.norm
         elif min(flat.shape) ** 2 * max(flat.shape) <= _COSTLY:
             point.norm = min(whole, spectral_norm(flat))
-        if source is not None and source.fibres is not None and node.shape[-1:] == source.value.shape[-1:]:
-            if node.primitive.name == "reshape":
-                point.fibres = source.fibres.reshape(point.fibres.shape)
-                return
+        if node.primitive.name == "reshape" and source is not None and node.shape[-1:] == source.value.shape[-1:]:
+            assert source.fibres is not None
+            point.fibres = source.fibres.reshape(point.fibres.shape)
+            return
         if tangent.dim() > 2 and tangent.shape[-1] ** 2 * tangent.numel() <= _COSTLY:
             exact = batched_spectral_norm(tangent.flatten(1, -2).permute(1, 2, 0)).reshape(point.fibres.shape)
             point.fibres = torch.minimum(point.fibres, exact)
@@ -259,8 +260,8 @@ class Centre:
         return point, tangent
 
     def _gain(self, node: Node, slot: int, on: object, inputs: Sequence[Point]) -> float:
-        """The norm of a linear map from one argument: for non-negative coefficients the root of the largest sum of a
-        row times the largest sum of a column (Schur's test).
+        """The norm of a linear map from one argument: for non-negative coefficients the root of the largest sum of
+        a row times the largest sum of a column (Schur's test).
         """
         source, name = inputs[slot].value, node.primitive.name
         if name in SAME_NORM or name in ("add", "slice", "embed", "pad", "cat"):
@@ -271,7 +272,9 @@ class Centre:
             weight = inputs[1].value.abs() + inputs[1].error
             return float(weight.max()) if weight.numel() else 0.0
         if name in ("sum", "expand"):
-            return math.sqrt(max(1, source.numel(), node.shape.numel()) / max(1, min(source.numel(), node.shape.numel())))
+            return math.sqrt(
+                max(1, source.numel(), node.shape.numel()) / max(1, min(source.numel(), node.shape.numel()))
+            )
         with torch.enable_grad():
             ones = torch.ones_like(source, requires_grad=True)
             result = absolute(node, [ones if k == slot else p.value for k, p in enumerate(inputs)])
@@ -325,7 +328,7 @@ class Centre:
             kernels, groups = (name != "conv_weight" and slot == 1), options["groups"]
             if kernels:
                 matrix = value.reshape(groups, value.shape[0] // groups, -1)
-            elif name == "conv_weight" and slot == 1 or name == "conv" and slot == 0:
+            elif (name, slot) in (("conv_weight", 1), ("conv", 0)):
                 shape = options["shape"] if name == "conv_weight" else self.program.nodes[node.inputs[1]].shape
                 if value.dim() != 4:
                     self._convolved[key] = self.overlap(node) * frobenius_norm(value)
@@ -336,7 +339,9 @@ class Centre:
                 self._convolved[key] = float(batched_spectral_norm(matrix).max())
                 return self._convolved[key]
             else:
-                matrix = value.reshape(len(value), groups, value.shape[1] // groups, -1).permute(1, 2, 0, 3).flatten(2)
+                matrix = (
+                    value.reshape(len(value), groups, value.shape[1] // groups, -1).permute(1, 2, 0, 3).flatten(2)
+                )
             self._convolved[key] = self.overlap(node) * float(batched_spectral_norm(matrix).max())
         return self._convolved[key]
 

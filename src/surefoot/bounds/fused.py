@@ -1,20 +1,21 @@
 r"""Soft-max, log-sum-exp, normalisation and their transposes: a proof for each of what they do on a ball.
 
-Written out in exponentials, sums and quotients these are bounded 9 times worse or not at all, as what their parts do
-cancels. Each class states, with h the tangent of a tensor, what a derivative is; entry by entry, how far it is from
-that at the centre if the arguments move by at most e and their tangents, of norms ``rows``, by at most d; and
+Written out in exponentials, sums and quotients these are bounded 9 times worse or not at all, as what their parts
+do cancels. Each class states, with h the tangent of a tensor, what a derivative is; entry by entry, how far it is
+from that at the centre if the arguments move by at most e and their tangents, of norms ``rows``, by at most d; and
 constants for norms. Sums over a *group* are over the dimensions of the operation.
 
 **Soft-max** y, E the mean under y: :math:`Dy[h] = y(h - E h)`, :math:`D^2y[a, b] = y((a - Ea)(b - Eb) -
 \mathrm{cov}(a, b))`. On a group :math:`\|Dy\| \le \min(\frac12, \max y)` (Gershgorin, and :math:`Dy \preceq
-\mathrm{diag}(y)`); :math:`\|D^2y\| \le \sqrt2/(3\sqrt3) < 0.2723`: as a symmetric tensor it attains its norm on the
-diagonal (Banach), the third central moment of numbers at most √2 apart, which is at most :math:`\delta^3/(6\sqrt3)`
-on an interval of length δ; likewise :math:`\|D^2y\| \le \sqrt2\|Dy\|`; and :math:`\|D^3y\| \le 2\|Dy\|`, the fourth
-cumulant being between :math:`-2\|Dy\|^2` and :math:`2\|Dy\|`. **Log-sum-exp** has the gradient y, so second and third
-derivatives Dy and D²y. That y_i is at most :math:`1/(1 + \sum_{j≠i} e^{l_j - u_i})` if entries are in [l, u].
+\mathrm{diag}(y)`); :math:`\|D^2y\| \le \sqrt2/(3\sqrt3) < 0.2723`: as a symmetric tensor it attains its norm on
+the diagonal (Banach), the third central moment of numbers at most √2 apart, which is at most
+:math:`\delta^3/(6\sqrt3)` on an interval of length δ; likewise :math:`\|D^2y\| \le \sqrt2\|Dy\|`; and
+:math:`\|D^3y\| \le 2\|Dy\|`, the fourth cumulant being between :math:`-2\|Dy\|^2` and :math:`2\|Dy\|`.
+**Log-sum-exp** has the gradient y, so second and third derivatives Dy and D²y. That y_i is at most :math:`1/(1 +
+\sum_{j≠i} e^{l_j - u_i})` if entries are in [l, u].
 
-**Normalisation** of n numbers: z = c/σ, c the numbers less their mean, σ² the mean of c² and ε, q = 1/σ, m the mean:
-:math:`Dz[h] = q(h - m h - z\,m(zh))`, an orthogonal projection less a part of it, so :math:`\|Dz\| \le q`;
+**Normalisation** of n numbers: z = c/σ, c the numbers less their mean, σ² the mean of c² and ε, q = 1/σ, m the
+mean: :math:`Dz[h] = q(h - m h - z\,m(zh))`, an orthogonal projection less a part of it, so :math:`\|Dz\| \le q`;
 :math:`Dq[h] = -q^2m(zh)`, :math:`\|Dq\| \le q^2/\sqrt n`; and
 
 .. math:: D^2z[a, b] = -q\,m(za)\,Dz[b] - q\,(Dz[a]\,m(zb) + z\,m(Dz[a]\,b)), \qquad
@@ -28,9 +29,9 @@ With :math:`v = (c, \sqrt{n\epsilon})`, z is :math:`\sqrt n\,v/\|v\|` without th
 :math:`\max(\sigma_0 - \|e\|/\sqrt n, \sqrt\epsilon)`.
 
 **Transposes.** :math:`t = y(g - \langle g, y\rangle)` is linear in g with the matrix Dy, and does not change if a
-constant is added to the g of a group; :math:`t = q(g - m g - z\,m(gz))` is linear in g with a norm of at most q, and
-does not change if g is replaced by g less a constant, as m(z) = 0. Both are differences of products, of which every
-factor is changed in turn.
+constant is added to the g of a group; :math:`t = q(g - m g - z\,m(gz))` is linear in g with a norm of at most q,
+and does not change if g is replaced by g less a constant, as m(z) = 0. Both are differences of products, of which
+every factor is changed in turn.
 """
 
 from __future__ import annotations
@@ -53,10 +54,8 @@ _TURN = 2 / math.sqrt(3) * (1 + 1e-12)
 
 
 class Change(NamedTuple):
-    """How far a result is from that at the centre (``reach``), and its derivative from that at the centre.
-
-    ``steep`` times what the derivative of the first argument moves, and ``rest``, bound the movement of the
-    derivative entry by entry, ``gain`` (a number for each fibre) and ``norm`` its norms.
+    """How far a result is from that at the centre, and bounds of how far its derivative moves: of rows, of the
+    whole, and of fibres where groups are fibres.
     """
 
     reach: Tensor
@@ -78,8 +77,26 @@ class Rule:
         self.value = node.primitive.run([p.value for p in inputs], **options)
         self.prepare()
 
+    local: Tensor
+
     def prepare(self) -> None:
-        """What is needed of the centre; sets ``local``."""
+        """What is needed of the centre; sets ``local``, the error of the operation itself."""
+
+    def move(self, motions: Sequence[Motion]) -> Change:
+        """What happens on a ball."""
+        raise NotImplementedError
+
+    def error(self) -> Tensor:
+        """How far the value may be from the exact one."""
+        raise NotImplementedError
+
+    def push(self, tangents: Sequence[Tensor | None]) -> Tensor:
+        """The derivative along tangents, with a leading dimension, of the inputs that have them."""
+        raise NotImplementedError
+
+    def slack(self) -> Tensor:
+        """The round-off of rows of that."""
+        raise NotImplementedError
 
     def total(self, x: Tensor) -> Tensor:
         return x.sum(self.dims, keepdim=True)
@@ -109,6 +126,8 @@ def _most(x: Tensor) -> float:
 
 
 class Softmax(Rule):
+    """Of scores, and a mask of those that count."""
+
     def prepare(self) -> None:
         x = self.inputs[0].value
         self.mask = None if len(self.inputs) == 1 else self.inputs[1].value != 0
@@ -153,7 +172,9 @@ class Softmax(Rule):
         x = motions[0]
         upper = self.upper(x)
         steep = upper.amax(self.dims, keepdim=True).clamp(max=0.5)
-        reach = torch.minimum(self.jacobian(x.e, upper), torch.maximum(upper - self.value, self.value) + self.local)
+        reach = torch.minimum(
+            self.jacobian(x.e, upper), torch.maximum(upper - self.value, self.value) + self.local
+        )
         point, mean = self.inputs[0], self.total
         rows, e = point.rows, x.e
         mean_rows, mean_e = mean(upper * rows), mean(upper * e)
@@ -163,6 +184,7 @@ class Softmax(Rule):
         fibres = None
         if self.last:
             flat, bent = turn.square().sum(-1).sqrt(), (bend * far)[..., 0]
+            assert point.fibres is not None
             fibres = steep[..., 0] * x.f + torch.minimum(flat, bent * point.fibres)
         return Change(reach, self.jacobian(x.d, upper) + turn, whole, fibres)
 
@@ -173,6 +195,8 @@ class Softmax(Rule):
 
 
 class LogSumExp(Softmax):
+    """Of the same."""
+
     def prepare(self) -> None:
         value, self.value = self.value, self.inputs[0].value.softmax(self.dims[0])
         if len(self.inputs) > 1:
@@ -260,7 +284,9 @@ class SoftmaxBack(Rule):
         moved = g.e + self.total(g.e * top) + self.total(c * y.e)
         turn = y.e * (p_g.rows + self.total(top * p_g.rows)) + low * self.total(y.e * p_g.rows)
         turn = turn + p_y.rows * moved + y.e * self.total(high * p_y.rows) + low * self.total(g.e * p_y.rows)
-        steep = top.amax(self.dims, keepdim=True).clamp(max=0.5) if self.is_softmax else 2 * self.length(top).square()
+        steep = (
+            top.amax(self.dims, keepdim=True).clamp(max=0.5) if self.is_softmax else 2 * self.length(top).square()
+        )
         if not self.is_softmax:
             steep = top.amax(self.dims, keepdim=True) + self.length(top).square()
         weight = along.amax(self.dims, keepdim=True) + self.length(top) * self.length(high)
@@ -339,7 +365,7 @@ class Normalize(Rule):
     def move(self, motions: Sequence[Motion]) -> Change:
         x, point = motions[0], self.inputs[0]
         q, top, moved = self.over(x)
-        rows, n, Q = point.rows, self.count, _most(q)
+        rows, n = point.rows, self.count
         far = self.groups(x, x.e, x.fe, x.s)
         around, along, moves = self.mean(top * rows), self.mean(top * x.e), self.steep(x.e, top, q)
         inner = self.mean(moves * rows)
@@ -355,9 +381,9 @@ class Normalize(Rule):
         whole = _most(gain) * x.D + min(_norm(turn), _most(bend * far) * point.norm)
         fibres = None
         if self.last:
+            assert point.fibres is not None
             bent = torch.minimum(torch.linalg.vector_norm(turn, dim=-1), (bend * far)[..., 0] * point.fibres)
             fibres = gain[..., 0] * x.f + bent
-        del Q
         return Change(reach, entries, whole, fibres)
 
     def bends(self, motions: Sequence[Motion]) -> tuple[Tensor, Tensor]:
@@ -368,6 +394,8 @@ class Normalize(Rule):
 
 
 class Rstd(Normalize):
+    """1/σ."""
+
     inverse = True
 
 
@@ -423,7 +451,7 @@ class NormalizeBack(Rule):
         top, high, R = low + z.e, c + g.e, p_r.value.abs() + r.e
         reach, e_h, h = self._reach(g.e, z.e, r.e)
         along = self.mean(high * top)
-        # the tangents of g, of r and of z in turn; of each first what it moves itself, then what it is multiplied by
+        # the tangents of g, of r and of z in turn: what they move themselves, and what they are multiplied by
         turn = r.e * self.project(p_g.rows, top)
         turn = turn + R * (z.e * self.mean(top * p_g.rows) + low * self.mean(z.e * p_g.rows))
         turn = turn + r.d * h + p_r.rows * e_h
@@ -457,7 +485,7 @@ RULES: dict[str, Callable[..., Rule]] = {
 }
 
 
-def rule_of(node: Any, inputs: Sequence[Point], producers: Sequence[Any]) -> Any:
+def rule_of(node: Any, inputs: Sequence[Point], producers: Sequence[Any]) -> Rule:
     """The rule of a fused primitive at its centre.
 
     Raises:

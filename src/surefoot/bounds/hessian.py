@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from copy import copy
 
-import torch
 from torch import Tensor
 
 from surefoot.bounds.centre import Centre
@@ -24,7 +24,8 @@ class Hessian:
     """A second derivative around the present weights.
 
     Args:
-        program: with the value and the gradient in all weights as outputs (:func:`surefoot.program.differentiate`).
+        program: with the value and the gradient in all weights as outputs; see
+            :func:`surefoot.program.differentiate`.
         values: the weights and the data, by name.
 
     Attributes:
@@ -65,14 +66,9 @@ class Hessian:
         """A bound of the norm of the second derivative on the ball of the present radius."""
         return (self.norm + self.moved) * MARGIN
 
-
-def start_over(hessian: Hessian) -> Hessian:
-    """The same centre, with radius zero."""
-    fresh = Hessian.__new__(Hessian)
-    fresh.__dict__.update(hessian.__dict__)
-    fresh._ball = Ball(hessian.centre, 0.0)
-    fresh.radius = fresh._integral = fresh.moved = 0.0
-    return fresh
-
-
-__all__ = ["Hessian", "start_over", "torch"]
+    def again(self) -> Hessian:
+        """The same centre, with the radius zero."""
+        other = copy(self)
+        other._ball = Ball(self.centre, 0.0)
+        other.radius = other._integral = other.moved = 0.0
+        return other

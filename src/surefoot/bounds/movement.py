@@ -21,9 +21,9 @@ maps from each argument.
 :math:`|f'(x) - f'(v)|`: the smaller of :math:`\sup|f''|\,e_x` and what the range of f' allows.
 
 *Round-off.* Added to all these is ``slack``. Everything here is sums, products, roots, minima and maxima of
-non-negative numbers, each off by a relative :math:`(n + 8)2^{-52}` for n summands: for a thousand operations in a row
-with a million summands less than :math:`2^{-20}`. So e, fe and s, which decide where functions are looked at, are
-made larger by :math:`2^{-20}`, and so is what is read off the result.
+non-negative numbers, each off by a relative :math:`(n + 8)2^{-52}` for n summands: for a thousand operations in a
+row with a million summands less than :math:`2^{-20}`. So e, fe and s, which decide where functions are looked at,
+are made larger by :math:`2^{-20}`, and so is what is read off the result.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Ball:
         return Motion(d, f, D, e, fe, min(s, float(torch.linalg.vector_norm(fe))))
 
     def _change(self, node: Node, point: Point) -> tuple[Tensor | None, Tensor, float, Tensor | None]:
-        """How far a result may be, and bounds of how far its derivative moves: of rows, of the whole, of fibres."""
+        """How far a result may be, and how far rows, the whole and fibres of its derivative move."""
         kind = node.primitive.kind
         if kind == "input":
             zeros = torch.zeros_like(point.rows)
@@ -187,7 +187,9 @@ class Ball:
         moves = (at.rows > 0) | (x.d > 0) | (x.e > 0)
         turn = torch.minimum((bend * x.e).nan_to_num(math.inf), torch.maximum(highest - first, last - lowest))
         turn, steep = torch.where(moves, turn, 0.0), torch.where(moves, steep, 0.0)
-        reach = torch.minimum((steep * x.e).nan_to_num(math.inf), torch.maximum(high - point.value, point.value - low))
+        reach = torch.minimum(
+            (steep * x.e).nan_to_num(math.inf), torch.maximum(high - point.value, point.value - low)
+        )
         bent = (turn * at.rows).nan_to_num(math.inf)
         d = (steep * x.d).nan_to_num(math.inf) + bent
         top = float(turn.max()) if turn.numel() else 0.0
@@ -247,7 +249,7 @@ class Ball:
         return fibre(own) + fibre(far)
 
     def _gains(self, node: Node, mine: int, other: int, slot: int) -> tuple[float, float]:
-        """The norm of the map from one factor, over where the other may be, and of what the other may be off by."""
+        """The norm of the map from one factor over where the other may be, and of what that may be off by."""
         name, y = node.primitive.name, self._motion(other)
         point = self.centre.points[other]
         if not point.value.numel():
@@ -260,8 +262,8 @@ class Ball:
         return norm + swing * y.s, swing * y.s
 
     def _meeting(self, mine: int, top: Tensor) -> float:
-        """Of a factor that is spread over many entries, the root of the sum of squares that one number of it meets,
-        over the root of how many they are, which the norm of what is spread counts already.
+        """Of a factor that is spread over many entries, the root of the sum of squares that one number of it
+        meets, over the root of how many they are, which the norm of what is spread counts already.
         """
         node = self.centre.program.nodes[mine]
         if node.primitive.name != "expand":

@@ -1,22 +1,22 @@
 r"""How fast the second derivative of a function may change: bounds of the norm of the third one.
 
-:math:`D^3F` is symmetric, so it attains its norm along one unit vector h (Banach), and how far the second derivative
-moves is the integral of that norm on the way. With x' = Dx h and λ' = Dλ h, differentiating :math:`F''[h, h] =
-\sum_z\langle\lambda_z, f_z''[x', x']\rangle` once more along h gives
+:math:`D^3F` is symmetric, so it attains its norm along one unit vector h (Banach), and how far the second
+derivative moves is the integral of that norm on the way. With x' = Dx h and λ' = Dλ h, differentiating
+:math:`F''[h, h] = \sum_z\langle\lambda_z, f_z''[x', x']\rangle` once more along h gives
 
 .. math:: F'''[h, h, h] = \sum_z\langle\lambda_z, f_z'''[x', x', x']\rangle +
     3\langle\lambda_z', f_z''[x', x']\rangle ,
 
 the sum over all operations z = f(x) of the value. (Take the operations one by one: F as a function of what may be
-added to z has the derivative λ_z; terms with second derivatives of x are those of operations before z.) Of x' and λ'
-are known the norms: entry by entry (ρ), on fibres, as a whole (a, b), from :mod:`surefoot.bounds.movement`. A sum
-:math:`\sum_iw_ix_i'^2` is at most what is got by filling up the largest w first, each to :math:`\rho_i^2`, until
-:math:`a^2` is used up: the value of a linear program.
+added to z has the derivative λ_z; terms with second derivatives of x are those of operations before z.) Of x' and
+λ' are known the norms: entry by entry (ρ), on fibres, as a whole (a, b), from :mod:`surefoot.bounds.movement`. A
+sum :math:`\sum_iw_ix_i'^2` is at most what is got by filling up the largest w first, each to :math:`\rho_i^2`,
+until :math:`a^2` is used up: the value of a linear program.
 
 For a product B(x, y) the second derivative is 2B(x', y'), so its term is 6⟨λ', B(x', y')⟩. If y is a weight, then
 :math:`\|y'\|` is the length of its part of h, and as these parts are orthogonal, the terms of all weights together
-are at most the root of the sum of the squares of their factors. A weight is the same for all samples: that norm may
-not be replaced by the largest row.
+are at most the root of the sum of the squares of their factors. A weight is the same for all samples: that norm
+may not be replaced by the largest row.
 """
 
 from __future__ import annotations
@@ -114,22 +114,22 @@ class Speed:
         costate, (j, k) = self.program.costates[node.index], node.inputs
         b = self._whole(costate)
         for weight, other in ((k, j), (j, k)):
-            root = self._weight(weight)
+            root = self._weight(node, weight)
             if root is not None:
                 self.by_weight[root] = self.by_weight.get(root, 0.0) + 6 * self._with_weight(node, other, costate)
                 return
         swing = self.ball.centre.overlap(node) if node.primitive.name.startswith("conv") else 1.0
         best = b * self._whole(j) * self._whole(k) * swing
         if node.primitive.name == "mul":
-            for one, rest in (((costate, (j, k)), (j, (costate, k)), (k, (costate, j)))):
-                top = self._rows(one)
-                size = float(top.max()) if top.numel() else 0.0
-                best = min(best, size * self._whole(rest[0]) * self._whole(rest[1]))
+            for one, x, y in ((costate, j, k), (j, costate, k), (k, costate, j)):
+                rows = self._rows(one)
+                size = float(rows.max()) if rows.numel() else 0.0
+                best = min(best, size * self._whole(x) * self._whole(y))
         elif node.primitive.name == "matmul":
-            # row by row of the result: |λ'_i||x'_i| |y'|, y' the whole of a batch
+            # row by row: |λ'_i||x'_i||y'|, y' being all of a matrix; of a batch of them, the sum of |λ'||y'|
             rows = self._fibres(j)
-            top = float(rows.max()) if rows.numel() else 0.0
-            best = min(best, top * b * self._whole(k)) if node.shape[:-2] else best
+            if node.shape[:-2] and rows.numel():
+                best = min(best, float(torch.linalg.vector_norm(rows, dim=-1).max()) * b * self._whole(k))
         self.others += 6 * best
 
     def _with_weight(self, node: Node, other: int, costate: int) -> float:
@@ -140,8 +140,15 @@ class Speed:
             best = min(best, float((self._fibres(costate) * self._fibres(other)).sum()))
         return best
 
-    def _weight(self, k: int) -> int | None:
-        """The weight whose entries, moved or repeated, a tensor consists of."""
+    def _weight(self, node: Node, k: int) -> int | None:
+        """The weight whose entries, moved or repeated, a factor consists of. If they are repeated, what they are
+        multiplied by is added up, which is at most as long as |λ'||x'| for entries, and for a batch of matrices.
+        """
         while self.program.nodes[k].primitive.name in ("permute", "reshape", "expand"):
-            (k,) = self.program.nodes[k].inputs
+            factor = self.program.nodes[k]
+            (k,) = factor.inputs
+            whole = self.program.nodes[k].shape.numel()
+            repeats = factor.primitive.name == "expand" and node.primitive.name != "mul"
+            if repeats and (node.primitive.name != "matmul" or factor.shape[-2:].numel() != whole):
+                return None
         return k if k in {self.program.inputs[name] for name in self.program.parameters} else None
