@@ -157,9 +157,7 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
     "Gauss-Newton, tanh": lambda: near(perceptron(2, 40, 1), X[:3], 0.01),
     "Gauss-Newton, three layers": lambda: near(perceptron(4, 30, 30, 1), data(5, 4, 1)[0], 1e-4),
     "Gauss-Newton, ReLU": lambda: near(perceptron(2, 40, 1, activation=nn.ReLU), X[:3], 1e-5),
-    "Gauss-Newton, soft-plus": lambda: near(
-        perceptron(8, 64, 2, activation=nn.Softplus), data(6, 8, 1)[0], 1e-3
-    ),
+    "Gauss-Newton, soft-plus": lambda: near(perceptron(8, 64, 2, activation=nn.Softplus), data(6, 8, 1)[0], 1e-3),
     "Gauss-Newton, convolution": lambda: near(convolution(1), IMAGES, 1e-5),
     "Gauss-Newton, residual": lambda: near(Residual().double(), X[:3], 1e-6),
     "Gauss-Newton, affine": lambda: near(nn.Linear(6, 1).double(), data(3, 6, 1)[0], 1.0),
@@ -168,13 +166,9 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
     "gradient, convolution": lambda: near(convolution(1), IMAGES, 1e-6, "gradient"),
     "gradient, far": lambda: near(perceptron(2, 8, 1), X[:4], 3.0, "gradient"),
     "momentum, tanh": lambda: near(perceptron(2, 40, 1), X[:3], 1e-3, "momentum"),
-    "Newton, cross-entropy": lambda: strict(
-        perceptron(2, 3, 2), X, sf.CrossEntropy(CLASSES), 0.1, "newton", 1e-8
-    ),
+    "Newton, cross-entropy": lambda: strict(perceptron(2, 3, 2), X, sf.CrossEntropy(CLASSES), 0.1, "newton", 1e-8),
     "gradient, square and ridge": lambda: strict(perceptron(2, 3, 2), X, sf.Square(Y), 0.1, "gradient", 1e-8),
-    "Newton, residual": lambda: strict(
-        Residual().double(), X, sf.CrossEntropy(CLASSES), 0.2, "newton", 1e-9
-    ),
+    "Newton, residual": lambda: strict(Residual().double(), X, sf.CrossEntropy(CLASSES), 0.2, "newton", 1e-9),
     "Newton, convolution": lambda: strict(
         convolution(), IMAGES, sf.CrossEntropy(CLASSES[:3]), 0.1, "newton", 1e-8
     ),

@@ -227,8 +227,10 @@ class Regularised:
 
         def on(radius: float) -> Curvature:
             bend = network.bending(radius).constant
+            if not math.isfinite(bend):
+                return Curvature(-math.inf, math.inf, math.inf)
             most = up((frobenius_norm(gradient.value) + wrong) * bend)
-            adjoint = scalar_bounds(scalar.over(Ball(radius))) if math.isfinite(bend) else None
+            adjoint = scalar_bounds(scalar.over(Ball(radius)))
             if adjoint is not None:
                 most = min(most, up(float(nonnegative_norm(adjoint.matrix)) + wrong * bend))
             turned = up(bend * radius)
