@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch._decomp import get_decompositions
+from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import profiler as _profiler
@@ -30,6 +31,8 @@ from torch.nn.modules.batchnorm import _NormBase as BatchNormalisation
 from torch.nn.modules.dropout import _DropoutNd as Dropout
 from torch.nn.modules.transformer import _detect_is_causal_mask
 from torch.optim import optimizer as _optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from surefoot.loading import loaded
 
@@ -213,6 +216,43 @@ def schema_of(target: Any) -> Any:
     return getattr(target, "_schema", None)
 
 
+@functools.cache
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """Operations in terms of simpler ones, those of torch and of layers that it decomposes nowhere in public."""
+    aten: Any = torch.ops.aten
+    more = (
+        aten._scaled_dot_product_flash_attention_for_cpu, aten.nll_loss_forward, aten.nll_loss2d_forward,
+        aten.stack, aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input,
+        aten.binary_cross_entropy, aten.native_dropout, aten.logaddexp, aten.soft_margin_loss, aten.dist,
+        aten.nll_loss_backward, aten.binary_cross_entropy_backward, aten.mse_loss_backward, aten.logaddexp2,
+        aten.trace, aten.glu, aten.native_layer_norm_backward, aten.native_group_norm_backward,
+        aten.native_batch_norm_backward, aten.select_backward, aten.slice_backward, aten.diagonal_backward,
+        aten.embedding_bag, aten.multi_margin_loss, aten.log_sigmoid_backward, aten.huber_loss_backward,
+        aten.smooth_l1_loss_backward, aten.softplus_backward,
+    )  # fmt: skip
+    own: dict[Any, Any] = {
+        aten._weight_norm_interface.default: lambda v, g, dim=0: (_weight_norm(v, g, dim), _lengths(v, dim))
+    }
+    own[aten._embedding_bag.default] = bags
+    return {
+        **torch.export.default_decompositions(),
+        **core_aten_decompositions(),
+        **get_decompositions(more),
+        **own,
+    }
+
+
+def out_of_place(target: Any) -> Any:
+    """The operation that returns what another one writes into its first argument; None if there is none."""
+    packet = getattr(torch.ops.aten, target.overloadpacket.__name__.removesuffix("_"), None)
+    return getattr(packet, target._overloadname, None)
+
+
+def python_dispatcher() -> AbstractContextManager[Any]:
+    """Run composite operations by the formulas in Python, which know no fused kernels."""
+    return enable_python_dispatcher()
+
+
 def writes_of(value: Tensor) -> int:
     """How often a tensor was written to: what autograd compares before it uses a saved tensor."""
     return value._version
@@ -350,8 +390,9 @@ def load_tracer() -> None:
 
 __all__ = [
     "STANDARD_TABLES", "TABLES", "BatchNormalisation", "Dropout", "FakeTensor", "FakeTensorMode",
-    "HigherOrderOperator", "OpOverload", "OpOverloadPacket", "bags", "children_of", "constants_allowed",
-    "distributions_unchecked", "global_forward_hooks", "global_hooks", "hard_sigmoid", "is_sharded", "is_view",
-    "load_tracer", "pre_hooks_of", "scattered", "schema_of", "seeks_shortcut", "set_writes_of", "storage_of",
-    "with_buffer", "writes_of",
+    "HigherOrderOperator", "OpOverload", "OpOverloadPacket", "TorchDispatchMode", "bags", "children_of",
+    "constants_allowed", "decompositions", "distributions_unchecked", "global_forward_hooks", "global_hooks",
+    "hard_sigmoid", "is_sharded", "is_view", "load_tracer", "out_of_place", "pre_hooks_of",
+    "python_dispatcher", "scattered", "schema_of", "seeks_shortcut", "set_writes_of", "storage_of",
+    "tree_leaves", "tree_map", "with_buffer", "writes_of",
 ]  # fmt: skip
