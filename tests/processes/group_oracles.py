@@ -86,7 +86,7 @@ def calls(model: nn.Module, loader: Any, **group: Any) -> dict[str, Any]:
     return {
         "evaluate": lambda: sf.evaluate(model, loader, loss, **group),
         "certify": lambda: sf.certify(model, loader, objective=loss, domain=sf.Ball(0.02), **group),
-        "convergence": lambda: sf.convergence(model, loader, loss, method="newton", effort="low", **group),
+        "convergence": lambda: sf.convergence(model, loader, loss, method="newton", **group),
         "gradient": lambda: sf.oracles.gradient(sf.Chain(model, loader), loss, **group),
         **{
             f"gauss_newton, {method}": partial(_gauss_newton, model, loader, method=method, **group)

@@ -66,13 +66,14 @@ def convergence(
         )
     if regularizer is not None and not isinstance(regularizer, Ridge):
         raise GuaranteeError(f"the theorems know a surefoot.Ridge or no regulariser, got {regularizer!r}")
+    model = unwrapped(model)
     interpolates = isinstance(objective, Square) and regularizer is None
     if not interpolates and method not in ("gradient", "newton"):
         raise GuaranteeError(
             f"the theorem about {METHODS[method]} is about exact solutions: surefoot.Square without a "
             "regulariser. For other objectives use method='newton' or method='gradient'"
         )
-    model, loss = unwrapped(model), objective
+    loss = objective
 
     def batches() -> list[tuple[Any, Tensor]]:
         if is_loader(x):
