@@ -82,7 +82,7 @@ class Convergence:
         nothing: the largest ball that was proved to hold no stationary point, where this was tried.
         loss: a bound on the objective at the weights, its minimum taken as zero; ``None`` if there is none.
 
-    >>> print(sf.Convergence("newton", "Newton-Kantorovich theorem", False, (), 3.0).verdict)
+    >>> print(Convergence("newton", "Newton-Kantorovich theorem", False, (), 3.0).verdict)
     Convergence of Newton's method from here is not proved (Newton-Kantorovich theorem): a factor of 3 is missing.
     """
 
