@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from surefoot.certifying import evaluate
 from surefoot.errors import SurefootError
-from surefoot.optim.bursts import Snapshot, evaluating
+from surefoot.optim.keep import Snapshot, evaluating
 from surefoot.valuation.valuer import Evaluation, EvaluationError
 
 

@@ -36,7 +36,7 @@ from surefoot.oracles.dual import solve_dual
 from surefoot.oracles.dual_gram import DualGram
 from surefoot.oracles.dynamic import solve_dynamic
 from surefoot.oracles.factor import has_factor, require_convex
-from surefoot.oracles.geodesic import Correct
+from surefoot.oracles.geodesic import Correct, accelerated
 from surefoot.oracles.kronecker import Kronecker
 from surefoot.oracles.measured import is_measured, measured
 from surefoot.oracles.newton_conjugate import solve_conjugate
@@ -127,6 +127,7 @@ def gauss_newton(
     accumulate: torch.dtype | None = torch.float64,
     warm_start: Tensor | None = None,
     group: Any = None,
+    bend: bool = False,
 ) -> Step:
     r"""The minimiser of the Gauss-Newton model.
 
@@ -149,6 +150,8 @@ def gauss_newton(
             1e-12 in double precision.
         accumulate: the precision of the vectors of the dual solvers; that of the parameters if ``None``.
         warm_start: for the dual solvers a guess of Jv, such as the ``output_change`` of an earlier step.
+        bend: whether to compute the acceleration of the step as well (:mod:`surefoot.oracles.geodesic`), where the
+            method has a factor at hand; its residual is then that of the solver, and not measured.
 
     Raises:
         OracleError: also if the loss is not convex.
@@ -176,6 +179,8 @@ def gauss_newton(
         problem.trace()
     _asked.add(chain.graph)
     found = solver()
+    if bend and found.correct is not None:
+        return accelerated(problem, _explained(found.solve(kappa, exact, None), found.choice), found.correct)
     if found.unjudged is not None and is_measured(problem):
         step = measured(problem, found.unjudged(kappa, exact), exact)
         if step.solved:
