@@ -1,0 +1,275 @@
+"""Mini-batches that end in a proof: any optimizer runs, and what is accepted is proved to be lower on all data."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from surefoot.graph.checks import as_inputs, is_loader, plainly, selected, unwrapped
+from surefoot.objectives import Objective
+from surefoot.optim.descent import OptimizerError, check_loss
+from surefoot.optim.history import History
+from surefoot.optim.keep import EpochRecord, KeepIfLower
+from surefoot.valuation.valuer import Evaluation
+
+_EVERY = 10  # epochs between two checks, which then cost a small part of training
+_LEVEL = 0.5  # the work of a check, in epochs
+_UP, _DOWN, _HALF = 1.25, 0.7, 0.5  # of the rate: after an epoch lower than all before, after any other, after damage
+_FAR = 4.0  # times the lowest loss of an epoch: damage
+_MOVE = 0.03  # by which part of their length weights are to move in the first step of the first trial
+_WIDE, _TRIALS = 4.0, 10  # between the rates that are tried; how many, at most
+_CARE = 0.3  # the part of a rate, found by a few steps, that is taken with momentum
+_PATIENCE = 5  # checks in a row on held-out data that are not lower, after which a run ends
+
+
+class ProvedEpochs:
+    r"""Let an optimizer run over mini-batches, accept what is proved to be lower on all data, and roll back else.
+
+    Every few epochs the objective F of all data is evaluated in exact arithmetic within an error, and the weights
+    are accepted only if :math:`F(u_{\text{new}}) \le \hat F_{\text{new}} + e_{\text{new}} < \hat F - e \le F(u)`
+    (:class:`KeepIfLower`). What is proved is about the deterministic objective: the mean over all samples, with
+    the model in evaluation mode, without the penalty of ``weight_decay``.
+
+    *The schedule* needs no learning rate; of that which the optimizer was given only the ratios of its groups
+    matter. Trials of a few batches, from the same state and judged on the same batches, lead to a rate to start
+    from; the first of them moves the weights by a few hundredths of their length in one step. Then the rate is led
+    by success: it rises after an epoch whose mean loss is lower than all before, and falls after any other
+    (Rechenberg's rule, 1973: it stays where three of five are lower, as 1.25³ · 0.7² ≈ 1). An epoch that does
+    damage, at four times the lowest loss, is rolled back and the rate halved. In the second half of a run rates
+    fall to zero. None of this is a proof, nor needs one.
+
+    Args:
+        optimizer: any ``torch.optim`` optimizer of the parameters of the model, or what makes one from them, such
+            as the class ``torch.optim.Adam``.
+        loss: without targets, ours or of torch.nn.
+        loader: a ``DataLoader`` or another re-iterable of batches ``(x, y)``, which the optimizer is given.
+        model: the network.
+        data: what the objective is the mean over; by default the samples of the loader. A loader that draws or
+            changes its samples at random (augmentation) needs them.
+        held_out: batches that are not trained on. Then their objective decides in place of that of the training
+            data, after each epoch; what was lowest on them is what a run ends with, and it ends early where they
+            do not get lower.
+        progress: called with the record of each check.
+        group: a process group of ``torch.distributed``: every process has a loader of its part of the data and the
+            model in ``DistributedDataParallel``.
+
+    >>> _ = torch.manual_seed(0)
+    >>> x = torch.randn(64, 4)
+    >>> batches = list(zip(x.split(16), (x[:, 0] > 0).long().split(16)))
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> training = sf.ProvedEpochs(torch.optim.Adam, sf.CrossEntropy(), batches, model=model)
+    >>> training.run(epochs=20) < 0.1, all(record.proved for record in training.history)
+    (True, True)
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer | Callable[..., Optimizer],
+        loss: Objective | nn.Module,
+        loader: Iterable[Any],
+        *,
+        model: nn.Module,
+        data: Iterable[Any] | None = None,
+        held_out: Iterable[Any] | None = None,
+        progress: Callable[[EpochRecord], object] | None = None,
+        group: Any = None,
+    ) -> None:
+        usage = "write ProvedEpochs(torch.optim.Adam(model.parameters()), loss, loader, model=model)"
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"the objective of all data needs the model, got {type(model).__name__}: {usage}")
+        if not isinstance(optimizer, Optimizer):
+            if not (isinstance(optimizer, type) and issubclass(optimizer, Optimizer)):
+                raise TypeError(f"the first argument is a torch optimizer, got {type(optimizer).__name__}: {usage}")
+            optimizer = optimizer(unwrapped(model).parameters())
+        if not is_loader(loader) or isinstance(loader, Iterator):
+            raise TypeError(
+                "the loader is a DataLoader, a list of batches (x, y), or another iterable that can be read many "
+                f"times, got {type(loader).__name__}"
+            )
+        members = {id(value) for value in unwrapped(model).parameters()}
+        parameters = [value for group_ in optimizer.param_groups for value in group_["params"]]
+        if strangers := sum(id(value) not in members for value in parameters):
+            raise ValueError(f"{strangers} of the optimizer's parameters are not parameters of the model")
+        rates = [float(each.get("lr", math.nan)) for each in optimizer.param_groups]
+        if not all(0 < rate < math.inf for rate in rates):
+            raise OptimizerError(f"the optimizer's rates 'lr' are positive numbers to begin with, got {rates}")
+        self.model, self.optimizer, self.loader = model, optimizer, loader
+        self.loss, self.progress = check_loss(loss, "the batches (x, y)"), progress
+        self.held_out = held_out is not None
+        judge: Any = held_out if held_out is not None else loader if data is None else data
+        patience = 10**9 if self.held_out else 0
+        self.keep = KeepIfLower(model, optimizer, self.loss, judge, slower=1.0, patience=patience, group=group)
+        self.rate, self.lowest = 0.0, math.inf  # of the first group, once it was found; mean loss of an epoch
+        self._parameters, self._ratios = parameters, [rate / rates[0] for rate in rates]
+        self._batches = 0
+
+    @property
+    def history(self) -> History[EpochRecord]:
+        """One record per check; the first is that of the weights at the start."""
+        return self.keep.history
+
+    @property
+    def value(self) -> Evaluation:
+        """The objective at the weights that were accepted last."""
+        return self.keep.value
+
+    @plainly
+    def run(self, epochs: float | None = None, *, seconds: float | None = None) -> float:
+        """Train until so many epochs, with trials and checks, or seconds are spent; returns the objective.
+
+        The weights are then those that were accepted last.
+        """
+        if (epochs is None) == (seconds is None) or not (epochs or seconds or 0) > 0:
+            raise ValueError("a run takes a positive number of epochs=… or of seconds=…")
+        self._spent, start, checked = 0.0, time.monotonic(), 0.0
+
+        def left() -> float:  # the part of the budget
+            if epochs is not None:
+                return 1 - self._spent / epochs
+            return self._agreed(1 - (time.monotonic() - start) / (seconds or 1.0))
+
+        if not self.rate:
+            self._find_rate()
+        every, pending, failures, longest = 1 if self.held_out else _EVERY, 0, 0, 0.0
+        best = self.keep.snapshot()
+        while failures < _PATIENCE and (left() > longest or not pending):
+            before = left()
+            level = self._epoch(self.loader, self.rate * min(1.0, max(2 * before, 0.0)), _FAR * self.lowest)
+            pending, self._spent = pending + 1, self._spent + 1
+            if level < self.lowest:
+                self.rate, self.lowest, best = self.rate * _UP, level, self.keep.snapshot()
+            elif level < math.inf:
+                self.rate *= _DOWN
+            else:
+                self.rate *= _HALF
+                self.keep.restore(best)
+            longest = max(longest, before - left())  # of an epoch: no other is begun that will not fit
+            checked = left()
+            if pending < every and checked > 2 * longest:
+                continue
+            if not self.held_out:
+                self.keep.restore(best)
+            accepted = self.keep(pending)
+            self._spent += _LEVEL
+            failures = 0 if accepted or not self.held_out else failures + 1
+            if not accepted and not self.held_out:
+                self.rate, self.lowest, best = self.rate * _HALF, max(self.lowest, self.value.value), self.keep.snapshot()
+            pending = 0
+            if self.progress is not None:
+                self.progress(self.history[-1])
+            if checked <= longest:
+                break
+        self.keep.roll_back()
+        return self.value.value
+
+    def _epoch(self, batches: Iterable[Any], rate: float, limit: float = math.inf) -> float:
+        """The mean of the losses of batches while they are trained on; infinite as soon as it is above the limit."""
+        for settings, ratio in zip(self.optimizer.param_groups, self._ratios, strict=True):
+            settings["lr"] = settings["lr"].fill_(rate * ratio) if torch.is_tensor(settings["lr"]) else rate * ratio
+        total, count = 0.0, 0
+        self._batches = self._batches or _count(self.loader)
+        limit = limit * self._batches if self.lowest > 0 else math.inf  # losses that may be negative have none
+        for x, y in batches:
+            def closure(x: Any = x, y: Any = y) -> Any:
+                self.optimizer.zero_grad()
+                loss = self._loss(x, y)
+                loss.backward()
+                return loss
+
+            loss = self.optimizer.step(closure)
+            total, count = total + (math.inf if loss is None else float(loss.detach())), count + 1
+            if not total <= limit or total == math.inf:
+                total = math.inf
+                break
+        return self._agreed(total / max(count, 1))
+
+    def _loss(self, x: Any, y: Any) -> Any:
+        args, kwargs = as_inputs(x)
+        return self.loss(selected(self.model(*args, **kwargs)), y)
+
+    def _agreed(self, number: float) -> float:
+        """The mean over all processes, so that all decide alike."""
+        processes = self.keep.processes
+        return number if processes is None else processes.total(number, self._parameters[0].device) / processes.size
+
+    def _find_rate(self) -> None:
+        """A rate to begin with: trials of a few batches from the same state, judged on these."""
+        start, count = self.keep.snapshot(), _count(self.loader)
+        few = [batch for batch, _ in zip(self.loader, range(min(4, max(2, count // 5))), strict=False)]
+        rate = float(self.optimizer.param_groups[0]["lr"])
+        before = [value.detach().double().clone() for value in self._parameters]
+        length = math.hypot(*(float(value.norm()) for value in before))
+        for _ in range(3 if length else 0):
+            self._epoch(few[:1], rate)
+            pairs = zip(self._parameters, before, strict=True)
+            moved = math.hypot(*(float((new.detach().double() - old).norm()) for new, old in pairs))
+            self.keep.restore(start)
+            rate *= _MOVE * length / moved if 0 < moved < math.inf else 1e3 if moved == 0 else 1e-3
+
+        def trial(rate: float) -> float:
+            level = self._epoch(few, rate)
+            with torch.no_grad():
+                level += math.fsum(float(self._loss(x, y)) for x, y in few) / len(few) - level if level < math.inf else 0
+            self.keep.restore(start)
+            self._spent += 4 / 3 * len(few) / count
+            return self._agreed(level) if math.isfinite(level) else math.inf
+
+        rate = float(f"{rate:.2g}")
+        levels = {rate: trial(rate)}
+        while len(levels) < _TRIALS:
+            best = min(levels, key=lambda each: (levels[each], each))
+            if best == max(levels) and levels[best] < math.inf:
+                further = best * _WIDE
+            elif best == min(levels):
+                further = best / _WIDE
+            else:
+                break
+            levels[further] = trial(further)
+        self.rate = min(levels, key=lambda each: (levels[each], each))
+        momentum = max(float(settings.get("momentum", 0.0)) for settings in self.optimizer.param_groups)
+        if 0 < momentum < 1:  # what helped for a few steps overshoots when momentum has built up
+            self.rate *= _CARE * sum(1 - momentum**k for k in range(1, len(few) + 1)) / len(few)
+
+    @property
+    def guarantee(self) -> str:
+        """What is proved of this run, in words."""
+        accepted = sum(record.accepted for record in self.history[1:])
+        what = "held-out data" if self.held_out else "all data"
+        return (
+            f"{accepted} of {len(self.history) - 1} checks accepted the weights: at each of them the objective of "
+            f"{what}, in evaluation mode and exact arithmetic, is lower than at the one before."
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a resumed run needs besides the model's own state; safe for ``weights_only`` loading."""
+        own = {"rate": self.rate, "lowest": self.lowest, "history": self.history.to_columns()}
+        return {"kind": type(self).__name__, "optimizer": self.optimizer.state_dict(), **own}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue where :meth:`state_dict` was taken; load the model's own state before.
+
+        Raises:
+            ValueError: if the state is that of something else.
+        """
+        if state_dict.get("kind") != type(self).__name__:
+            raise ValueError(f"this is the state of {state_dict.get('kind') or 'an optimizer'}, not of ProvedEpochs")
+        self.optimizer.load_state_dict(state_dict["optimizer"])
+        self.rate, self.lowest = state_dict["rate"], state_dict["lowest"]
+        self.keep.accept(self.keep._evaluated(True, True))  # of the weights that were loaded
+        columns = state_dict["history"]
+        rows = zip(*columns.values(), strict=True)
+        self.history[:] = [EpochRecord(**dict(zip(columns, row, strict=True))) for row in rows]
+
+
+def _count(loader: Iterable[Any]) -> int:
+    """How many batches a pass has."""
+    try:
+        return len(loader)  # type: ignore[arg-type]
+    except TypeError:
+        return sum(1 for _ in loader)
