@@ -13,7 +13,7 @@ _HOMES = {
     "certificate": "Certificate", "certifying": "certify evaluate", "chain": "Chain", "complexity": "cost",
     "domains": "Ball Box ProductBall Segment", "lower": "estimate", "magnitude": "Magnitude",
     "objectives": "CrossEntropy ElasticNet Ridge Square", "operations": "register_rule",
-    "optim": "CertifiedDescent GaussNewton Newton ProvedEpochs", "smoothing": "smooth",
+    "optim": "CertifiedDescent GaussNewton KeepIfLower Newton ProvedEpochs", "smoothing": "smooth",
     "theorems": "Convergence convergence",
 }  # fmt: skip
 _NAMES = {name: f"surefoot.{home}" for home, names in _HOMES.items() for name in names.split()}
@@ -47,13 +47,13 @@ if TYPE_CHECKING:
     from surefoot.magnitude import Magnitude
     from surefoot.objectives import CrossEntropy, ElasticNet, Ridge, Square
     from surefoot.operations import register_rule
-    from surefoot.optim import CertifiedDescent, GaussNewton, Newton, ProvedEpochs
+    from surefoot.optim import CertifiedDescent, GaussNewton, KeepIfLower, Newton, ProvedEpochs
     from surefoot.smoothing import smooth
     from surefoot.theorems import Convergence, convergence
 
 __all__ = [
     "Ball", "Box", "Certificate", "CertifiedDescent", "Chain", "Convergence", "CrossEntropy", "ElasticNet",
-    "GaussNewton", "Magnitude", "Newton", "ProductBall", "ProvedEpochs", "Ridge", "Segment", "Square",
+    "GaussNewton", "KeepIfLower", "Magnitude", "Newton", "ProductBall", "ProvedEpochs", "Ridge", "Segment", "Square",
     "certify", "clustering", "convergence", "cost", "data", "errors", "estimate", "evaluate", "graph",
     "implicit", "objectives", "operations", "optim", "oracles", "paper", "register_rule", "report", "smooth",
     "theorems", "zoo",
