@@ -25,6 +25,7 @@ _FAR = 4.0  # times the lowest loss of an epoch: damage
 _MOVE = 0.03  # by which part of their length weights are to move in the first step of the first trial
 _WIDE, _TRIALS = 4.0, 10  # between the rates that are tried; how many, at most
 _CARE = 0.3  # the part of a rate, found by a few steps, that is taken with momentum
+_FLOOR = 0.01  # of the rate that trials found: it falls no lower
 _PATIENCE = 5  # checks in a row on held-out data that are not lower, after which a run ends
 
 
@@ -106,6 +107,7 @@ class ProvedEpochs:
         patience = 10**9 if self.held_out else 0
         self.keep = KeepIfLower(model, optimizer, self.loss, judge, slower=1.0, patience=patience, group=group)
         self.rate, self.lowest = 0.0, math.inf  # of the first group, once it was found; mean loss of an epoch
+        self._first = 0.0  # the rate that trials led to
         self._parameters, self._ratios = parameters, [rate / rates[0] for rate in rates]
         self._batches = 0
 
@@ -127,7 +129,7 @@ class ProvedEpochs:
         """
         if (epochs is None) == (seconds is None) or not (epochs or seconds or 0) > 0:
             raise ValueError("a run takes a positive number of epochs=… or of seconds=…")
-        self._spent, start, checked = 0.0, time.monotonic(), 0.0
+        self._spent, start = 0.0, time.monotonic()
 
         def left() -> float:  # the part of the budget
             if epochs is not None:
@@ -136,35 +138,35 @@ class ProvedEpochs:
 
         if not self.rate:
             self._find_rate()
-        every, pending, failures, longest = 1 if self.held_out else _EVERY, 0, 0, 0.0
-        best = self.keep.snapshot()
-        while failures < _PATIENCE and (left() > longest or not pending):
-            before = left()
-            level = self._epoch(self.loader, self.rate * min(1.0, max(2 * before, 0.0)), _FAR * self.lowest)
+        every, pending, failures, cost = 1 if self.held_out else _EVERY, 0, 0, 0.0
+        best, rest = self.keep.snapshot(), left()
+        while failures < _PATIENCE and (rest > 1.5 * cost or not self._spent):
+            # In the second half rates fall to zero.
+            level = self._epoch(self.loader, self.rate * min(1.0, max(2 * rest, 0.0)), _FAR * self.lowest)
             pending, self._spent = pending + 1, self._spent + 1
             if level < self.lowest:
                 self.rate, self.lowest, best = self.rate * _UP, level, self.keep.snapshot()
             elif level < math.inf:
-                self.rate *= _DOWN
+                self.rate = max(self.rate * _DOWN, _FLOOR * self._first)
             else:
-                self.rate *= _HALF
+                self.rate = max(self.rate * _HALF, _FLOOR * self._first)
                 self.keep.restore(best)
-            longest = max(longest, before - left())  # of an epoch: no other is begun that will not fit
-            checked = left()
-            if pending < every and checked > 2 * longest:
+            before, rest = rest, left()
+            cost = max(cost, before - rest)  # of an epoch: with a check, no other is begun that will not fit
+            if rest > 1.5 * cost and (pending < every or rest < every / 2 * cost):
                 continue
             if not self.held_out:
                 self.keep.restore(best)
-            accepted = self.keep(pending)
-            self._spent += _LEVEL
-            failures = 0 if accepted or not self.held_out else failures + 1
-            if not accepted and not self.held_out:
-                self.rate, self.lowest, best = self.rate * _HALF, max(self.lowest, self.value.value), self.keep.snapshot()
-            pending = 0
+            if self.keep(pending):
+                failures = 0
+            elif self.held_out:
+                failures += 1
+            else:
+                self.rate = max(self.rate * _HALF, _FLOOR * self._first)
+                self.lowest, best = max(self.lowest, self.value.value), self.keep.snapshot()
+            pending, self._spent, rest = 0, self._spent + _LEVEL, left()
             if self.progress is not None:
                 self.progress(self.history[-1])
-            if checked <= longest:
-                break
         self.keep.roll_back()
         return self.value.value
 
@@ -214,8 +216,9 @@ class ProvedEpochs:
 
         def trial(rate: float) -> float:
             level = self._epoch(few, rate)
-            with torch.no_grad():
-                level += math.fsum(float(self._loss(x, y)) for x, y in few) / len(few) - level if level < math.inf else 0
+            if level < math.inf:
+                with torch.no_grad():
+                    level = math.fsum(float(self._loss(x, y)) for x, y in few) / len(few)
             self.keep.restore(start)
             self._spent += 4 / 3 * len(few) / count
             return self._agreed(level) if math.isfinite(level) else math.inf
@@ -235,6 +238,7 @@ class ProvedEpochs:
         momentum = max(float(settings.get("momentum", 0.0)) for settings in self.optimizer.param_groups)
         if 0 < momentum < 1:  # what helped for a few steps overshoots when momentum has built up
             self.rate *= _CARE * sum(1 - momentum**k for k in range(1, len(few) + 1)) / len(few)
+        self._first = self.rate
 
     @property
     def guarantee(self) -> str:
