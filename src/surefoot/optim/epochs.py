@@ -149,7 +149,7 @@ class ProvedEpochs:
             elif level < math.inf:
                 self.rate = max(self.rate * _DOWN, _FLOOR * self._first)
             else:
-                self.rate = max(self.rate * _HALF, _FLOOR * self._first)
+                self.rate, self.lowest = max(self.rate * _HALF, _FLOOR * self._first), 2 * self.lowest  # it was luck
                 self.keep.restore(best)
             before, rest = rest, left()
             cost = max(cost, before - rest)  # of an epoch: with a check, no other is begun that will not fit
@@ -158,7 +158,7 @@ class ProvedEpochs:
             if not self.held_out:
                 self.keep.restore(best)
             if self.keep(pending):
-                failures = 0
+                failures, self.lowest = 0, max(self.lowest, self.value.value)  # epochs may miss hard samples
             elif self.held_out:
                 failures += 1
             else:

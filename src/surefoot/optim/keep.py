@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from surefoot.batches import refuse_random_samples, regrouped, samples_of, tensors_of
 from surefoot.errors import EvaluationError
@@ -114,6 +114,7 @@ class KeepIfLower:
         self._guard: Guard | None = None
         self._buffers: list[Tensor] = []
         self._functions: dict[Any, str] = {}
+        self._level = 0
         self._lowered, self._failed = 1.0, 0  # rates, over those of the caller; checks in a row
         self.value = self._evaluated(True, True)
         self.history: History[EpochRecord] = History()
@@ -142,8 +143,9 @@ class KeepIfLower:
     def _judged(self) -> tuple[Evaluation, bool, str]:
         """The value of the present weights, as exactly as it takes to decide whether it is lower."""
         functions, note = self._functions, ""
-        for sharp in (False, True):
-            value = self._evaluated(derivatives=sharp, double=sharp)
+        for level in range(self._level, 3):
+            self._level = level  # as training goes on, decreases get smaller, and rough values decide no more
+            value = self._evaluated(derivatives=level == 2, double=level > 0)
             if any(self._functions[kind] != functions.get(kind, self._functions[kind]) for kind in self._functions):
                 note, functions = "the model computes another function than at the last check", self._functions
                 self._revalue()
@@ -151,7 +153,7 @@ class KeepIfLower:
                 return value, True, note
             if value.lower >= self.value.upper:
                 break
-            if sharp and value.value < self.value.value:  # the old value may be known too roughly
+            if level == 2 and value.value < self.value.value:  # the old value may be known too roughly
                 self._revalue()
         return value, value.upper < self.value.lower, note
 
@@ -262,4 +264,8 @@ def larger_batches(loader: Iterable[Any]) -> Iterable[Any]:
     most = min(_LARGER * batch, max(batch, _BYTES // max(size, 1)))
     # batches of one size share what is known of their operations
     exact = [k for k in range(most // 2, most + 1) if k and len(samples) % k == 0]
-    return regrouped(loader, samples, max(exact, default=min(most, len(samples))))
+    chosen = max(exact, default=min(most, len(samples)))
+    if type(loader.dataset) is TensorDataset and loader.collate_fn is default_collate:
+        rows = torch.tensor(list(samples)).split(chosen)  # which does not stack samples one by one
+        return [tuple(tensor[part] for tensor in loader.dataset.tensors) for part in rows]
+    return regrouped(loader, samples, chosen)
