@@ -1,8 +1,4 @@
-"""Where to go from a point: directions that a proof then judges.
-
-A direction proposes (a vector, and the step size to try first) and learns (which step was taken). If its proposal
-came to nothing, it is told so by ``reject``; ``forget`` is for another function, or other weights.
-"""
+"""Where to go from a point: directions that a proof then judges."""
 
 from __future__ import annotations
 
@@ -19,22 +15,22 @@ _FIRST = 0.1  # length of the very first step along a gradient, relative to the 
 
 
 class Gradient:
-    """Against the gradient; the first trial is twice as long as the last step. Also what all directions share."""
+    """Against the gradient; the first trial is twice as long as the last step. Other directions are subclasses.
+
+    Args:
+        trials: step sizes to try.
+    """
 
     needs_curvature = False  # whether a step that is much too short would spoil it
-    trials = 24  # step sizes to try
 
-    def __init__(self) -> None:
+    def __init__(self, trials: int = 24) -> None:
+        self.trials = trials
         self._length: float | None = None  # of the last step
 
     def propose(self, point: Point) -> tuple[Tensor, float]:
         """A direction and the step size to try first."""
-        return -point.gradient, self.first(point)
-
-    def first(self, point: Point) -> float:
-        """The step size to try first along the gradient."""
         length = _FIRST * (float(point.vector.norm()) or 1.0) if self._length is None else 2 * self._length
-        return length / (point.gradient_norm or 1.0)
+        return -point.gradient, length / (point.gradient_norm or 1.0)
 
     def learn(self, before: Point, after: Point, step: float) -> None:
         """This step was taken."""
@@ -57,31 +53,11 @@ class Gradient:
         self._length = state["length"]
 
 
-class Proximal(Gradient):
-    """Proximal gradient steps: the first trial has the size that a parabola through the last two gradients asks
-    for (J. Barzilai and J. M. Borwein, IMA J. Numer. Anal. 8, 1988). That size is remembered in place of a length.
-    """
-
-    def first(self, point: Point) -> float:
-        return super().first(point) if self._length is None else self._length
-
-    def learn(self, before: Point, after: Point, step: float) -> None:
-        move = after.vector - before.vector
-        bent = float(move @ (after.gradient - before.gradient))
-        self._length = min(float(move @ move) / bent, 1e3 * step) if bent > 0 else 2 * step
-
-
 class FromOptimizer(Gradient):
-    """The step of a ``torch.optim`` optimizer: its state goes on only if the step is taken.
-
-    Args:
-        optimizer: of the parameters that are optimised.
-    """
-
-    trials = 8
+    """The step of a ``torch.optim`` optimizer: its state goes on only if the step is taken."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        super().__init__()
+        super().__init__(trials=8)
         self.optimizer = optimizer
         self._before: dict[str, Any] | None = None
         self._scale = 1.0  # of its steps, which grows with success
@@ -122,10 +98,8 @@ class FromOptimizer(Gradient):
 class FromFunction(Gradient):
     """A function of the caller: from the weights and the gradient, by name, to a direction."""
 
-    trials = 8
-
     def __init__(self, function: Callable[[dict[str, Tensor], dict[str, Tensor]], Mapping[str, Tensor]]) -> None:
-        super().__init__()
+        super().__init__(trials=8)
         self.function = function
 
     def propose(self, point: Point) -> tuple[Tensor, float]:
@@ -137,21 +111,24 @@ class FromFunction(Gradient):
         return point.problem.pack(direction), 1.0
 
 
-def from_outside(given: Any, weights: Mapping[str, nn.Parameter]) -> Gradient | None:
-    """The direction of a ``torch.optim`` class or instance, or of a function; ``None`` if it is none of them.
+def from_outside(given: Any, weights: Mapping[str, nn.Parameter]) -> Gradient:
+    """The direction of a ``torch.optim`` class or instance, or of a function.
 
     Raises:
-        ValueError: if an optimizer lacks a parameter.
+        ValueError: if it is none of them, or an optimizer lacks a parameter.
     """
     if isinstance(given, type) and issubclass(given, torch.optim.Optimizer):
         make: Any = given
         given = make(weights.values())
     if isinstance(given, torch.optim.Optimizer):
         members = {id(value) for group in given.param_groups for value in group["params"]}
-        missing = [name for name, value in weights.items() if id(value) not in members]
-        if missing:
-            raise ValueError(f"{type(given).__name__} does not hold '{missing[0]}': give it model.parameters()")
+        for name, value in weights.items():
+            if id(value) not in members:
+                raise ValueError(f"{type(given).__name__} does not hold '{name}': give it model.parameters()")
         return FromOptimizer(given)
     if callable(given) and not isinstance(given, str | type):
         return FromFunction(given)
-    return None
+    raise ValueError(
+        "direction is 'lbfgs', 'gradient', 'gauss_newton', 'newton', a torch.optim class or instance, or a function "
+        f"of weights and gradient, got {given!r}"
+    )

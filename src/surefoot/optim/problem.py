@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surefoot.batches import first_of, tensors_of
+from surefoot.batches import first_of
 from surefoot.errors import EvaluationError
 from surefoot.graph import Graph, Source
-from surefoot.graph.checks import as_targets, is_loader
+from surefoot.graph.checks import as_inputs, as_targets, is_loader
 from surefoot.graph.guard import Guard
 from surefoot.objectives import Objective, Regularizer
 from surefoot.operations.captured import capture
@@ -30,8 +30,7 @@ _SHORTEST, _LONGEST = 8, 512  # passes in double precision after one in single t
 class Problem:
     r"""F(u): the loss of a model on fixed data, plus a regulariser, as a function of one vector of weights.
 
-    Model and data are read once. :meth:`is_about` says whether both are still what was read; if not, there has to
-    be another problem.
+    Model and data are read once. :meth:`is_about` says whether both are still what was read.
 
     Args:
         model: the network.
@@ -39,8 +38,8 @@ class Problem:
         x: a batch, or a loader that brings the targets.
         y: the targets of a batch.
         weights: the parameters that vary, by path; the others are constants.
-        regularizer: added to the loss; gradients are without its absolute values.
-        processes: those that have a part of the data each. All of them make the problem, then process 0 asks for
+        regularizer: added to the loss.
+        processes: those that have a part of the data each. All of them make the problem; then process 0 asks for
             passes, and the others help (:meth:`assist`).
     """
 
@@ -58,28 +57,24 @@ class Problem:
         self.model, self.loss, self.x, self.y = model, loss, x, y
         self.weights, self.regularizer, self.processes = dict(weights), regularizer, processes
         self.sizes = [value.numel() for value in self.weights.values()]
-        self._shapes = [value.shape for value in self.weights.values()]
-        self._types = [value.dtype for value in self.weights.values()]
-        self.is_double = set(self._types) == {torch.float64}
-        self._options = f"{loss.options}{regularizer}"
-        self._data = () if is_loader(x) else _copies(_tensors(x, y))
-        batch = first_of(x) if is_loader(x) else (x, y)
-        if batch is None or (processes is not None and not is_loader(x) and not len(y)):
-            batch = None
-        elif not isinstance(batch, list | tuple) or len(batch) != 2:
+        self.is_double = all(value.dtype == torch.float64 for value in self.weights.values())
+        self._data = () if is_loader(x) else tuple(tensor.detach().clone() for tensor in _tensors(x, y))
+        self._settings = dict(vars(loss))
+        batch = first_of(x) if is_loader(x) else (x, y) if processes is None or len(y) else None
+        if batch is not None and (not isinstance(batch, list | tuple) or len(batch) != 2):
             raise EvaluationError("a loader gives pairs (x, y) of inputs and targets")
         self._sample = None if batch is None else batch[0]
         self.graph: Graph | None = None if batch is None else capture(model, batch[0])
         self._guard = Guard(model)
-        self._rest = {n: p.detach() for n, p in model.named_parameters() if n not in self.weights}
-        leaves = {} if self.graph is None else self.graph.held
-        read = [v for n, v in leaves.items() if self.graph and self.graph.leaves[n].source is Source.BUFFER]
-        self._fixed = tuple(value.detach() for value in (*self._rest.values(), *read))
-        self._copies = _copies(self._fixed)
-        self._patience, self._waiting = _SHORTEST, 0  # of passes in single precision
+        self._rest = {name: p.detach() for name, p in model.named_parameters() if name not in self.weights}
+        read = {} if self.graph is None else self.graph.held
+        buffers = [v for n, v in read.items() if self.graph and self.graph.leaves[n].source is Source.BUFFER]
+        self._fixed = tuple(value.detach() for value in (*self._rest.values(), *buffers))
+        self._copies = tuple(value.clone() for value in self._fixed)
+        self._patience, self._waiting = _SHORTEST, 0
         self.stream: StreamedValuer | None = None
         if processes is not None or is_loader(x):
-            loader = x if is_loader(x) else [] if batch is None else [(x, y)]
+            loader = x if is_loader(x) else [] if batch is None else [batch]
             self.stream = StreamedValuer(model, loader, loss, processes)
         else:
             self.valuer = Valuer.of(model, x, loss.bound_to(y), single=True)
@@ -90,16 +85,23 @@ class Problem:
         Tensors are compared with copies, as torch does not count what is written through ``.data`` or by numpy. A
         loader is compared by its samples at each pass.
         """
-        if is_loader(x):
+        if is_loader(x) or is_loader(self.x):
             if self.x is not x:
                 return False
-        elif is_loader(self.x) or not _same(_tensors(x, y), self._data):
+        elif not _same(_tensors(x, y), self._data):
             return False
         if not self._guard.holds():
             if self._sample is None or capture(self.model, self._sample) is not self.graph:
                 return False
             self._guard = Guard(self.model)
-        return _same(self._fixed, self._copies) and f"{self.loss.options}{self.regularizer}" == self._options
+        return _same(self._fixed, self._copies) and vars(self.loss) == self._settings
+
+    def is_at(self, point: Point) -> bool:
+        """Whether the model has the weights of a point."""
+        for name, value in self.weights.items():
+            if not torch.equal(value, point.weights[name]):
+                return False
+        return True
 
     @property
     def start(self) -> Point:
@@ -112,30 +114,31 @@ class Problem:
 
     def at(self, vector: Tensor) -> Point:
         """The point of this vector, rounded likewise."""
-        parts = zip(self.weights, vector.split(self.sizes), self._shapes, self._types, strict=True)
-        weights = {name: part.view(shape).to(kind) for name, part, shape, kind in parts}
-        return self._point(weights, vector if self.is_double else None)
+        parts = self.unpack(vector)
+        if self.is_double:
+            return self._point(parts, vector)
+        return self._point({name: part.to(self.weights[name].dtype) for name, part in parts.items()})
 
     def _point(self, weights: dict[str, Tensor], vector: Tensor | None = None) -> Point:
         return (Point if self.stream is None else StreamedPoint)(self, weights, vector)
 
     def pack(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Tensors by path as one vector in double precision; what is missing is zero."""
-        parts = zip(self.weights, self.sizes, strict=True)
-        device = next(iter(self.weights.values())).device
-        zero = torch.zeros(0, dtype=torch.float64, device=device)
-        return torch.cat([
-            tensors[name].detach().reshape(-1).double() if name in tensors else zero.new_zeros(size)
-            for name, size in parts
-        ])  # fmt: skip
+        parts = []
+        for name, value in self.weights.items():
+            part = tensors[name].detach() if name in tensors else torch.zeros_like(value)
+            parts.append(part.reshape(-1).double())
+        return torch.cat(parts)
 
     def unpack(self, vector: Tensor) -> dict[str, Tensor]:
         """The parts of a vector, as views."""
-        parts = zip(self.weights, vector.split(self.sizes), self._shapes, strict=True)
-        return {name: part.view(shape) for name, part, shape in parts}
+        parts = {}
+        for (name, value), part in zip(self.weights.items(), vector.split(self.sizes), strict=True):
+            parts[name] = part.view(value.shape)
+        return parts
 
-    def all_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """With the parameters that do not vary."""
+    def everything(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Weights with the parameters that do not vary."""
         return {**self._rest, **weights}
 
     def write(self, point: Point) -> None:
@@ -144,41 +147,36 @@ class Problem:
             for name, parameter in self.weights.items():
                 parameter.copy_(point.weights[name])
 
-    def streamed(self, weights: Mapping[str, Tensor], *, derivatives: bool, single: bool) -> Streamed:
+    def streamed(self, weights: Mapping[str, Tensor], derivatives: bool, single: bool) -> Streamed:
         """One pass over all data; with several processes, process 0 asks the others to help."""
         assert self.stream is not None
-        if self.processes is not None:
-            self.processes.ask("pass")
-            return self.assist(weights)
-        return self.stream.evaluate(self.all_weights(weights), derivatives=derivatives, single=single)
+        if self.processes is None:
+            return self.stream.evaluate(self.everything(weights), derivatives=derivatives, single=single)
+        self.processes.ask("pass")
+        return self.assist(weights)
 
     def assist(self, weights: Mapping[str, Tensor] | None = None) -> Streamed:
-        """A pass with derivatives that all processes make together; the gradient is that of all data on each."""
+        """A pass that all processes make together, at the weights of process 0; all get the whole gradient."""
         assert self.processes is not None and self.stream is not None
-        if weights is None:  # process 0 says which
-            weights = {name: value.detach().clone() for name, value in self.weights.items()}
-        self.processes.spread(weights.values())
-        part = self.stream.evaluate(self.all_weights(weights), derivatives=True)
-        slopes = {n: torch.zeros_like(value, dtype=torch.float64) for n, value in weights.items()}
-        slopes |= {n: slope for n, slope in (part.gradient or {}).items() if n in slopes}
+        point = {name: value.detach().clone() for name, value in (weights or self.weights).items()}
+        self.processes.spread(point.values())
+        part = self.stream.evaluate(self.everything(point), derivatives=True)
+        slopes = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in point.items()}
+        slopes |= {name: slope for name, slope in (part.gradient or {}).items() if name in slopes}
         self.processes.add(slopes.values())
         return replace(part, gradient=slopes)
 
-    # Passes are made in single precision first as long as that decides now and then.
-
     def in_single(self) -> bool:
-        """Whether the next pass is to be made in single precision."""
+        """Whether the next pass is to be made in single precision first: as long as that decides now and then."""
         self._waiting -= 1
         return self._waiting < 0
 
-    def undecided(self) -> None:
-        """A pass in single precision did not decide: it is tried again later, and later still if it fails again."""
-        if self._waiting < 0:
+    def learn(self, decided: bool) -> None:
+        """Whether a pass in single precision did decide; else it is tried again later, and later still."""
+        if decided:
+            self._patience = _SHORTEST
+        elif self._waiting < 0:
             self._waiting, self._patience = self._patience, min(4 * self._patience, _LONGEST)
-
-    def decided(self) -> None:
-        """A pass in single precision did decide."""
-        self._patience = _SHORTEST
 
 
 class Point:
@@ -212,11 +210,10 @@ class Point:
     @cached_property
     def gradient(self) -> Tensor:
         """The gradient as computed, as a vector."""
-        slopes = self.problem.pack(self._slopes)
-        if self.problem.regularizer is not None:
-            slopes += self.problem.pack(
-                self.problem.regularizer.gradient({name: w.double() for name, w in self.weights.items()})
-            )
+        slopes, regularizer = self.problem.pack(self._slopes), self.problem.regularizer
+        if regularizer is not None:
+            wide = {name: value.double() for name, value in self.weights.items()}
+            slopes += self.problem.pack(regularizer.gradient(wide))
         return slopes
 
     @cached_property
@@ -261,7 +258,7 @@ class Point:
 
     @cached_property
     def _run(self) -> Any:
-        problem, weights = self.problem, self.problem.all_weights(self.weights)
+        problem, weights = self.problem, self.problem.everything(self.weights)
         narrow = problem.valuer.in_single
         if narrow is not None and problem.in_single() and is_exact_here(weights):
             run = narrow.run(weights, light=True)
@@ -271,8 +268,7 @@ class Point:
 
     @property
     def _loss(self) -> float:
-        value: float = self._run[1].value
-        return value
+        return float(self._run[1].value)
 
     @property
     def _slopes(self) -> Mapping[str, Tensor]:
@@ -288,23 +284,17 @@ class Point:
     def foresee(self, enough: float) -> None:
         """Be ready to tell the objective up to an error of ``enough``, before the gradient is asked for."""
         valuer, run = self._run
-        run = valuer.foreseen(run, enough * (_NARROW if valuer.tape.single else 1.0))
-        self.__dict__["_run"] = valuer, run
+        self.__dict__["_run"] = valuer, valuer.foreseen(run, enough * (_NARROW if valuer.tape.single else 1.0))
 
     def _enclose(self, enough: float) -> Evaluation:
         problem, (valuer, run) = self.problem, self._run
         evaluation: Evaluation = valuer.enclosed(run, enough)
-        if not valuer.tape.single:
-            return evaluation
-        if evaluation.error <= enough:
-            if enough < math.inf:
-                problem.decided()
-            return evaluation
-        problem.undecided()  # in double: by a pass forward and, if that does not say enough, one with derivatives
-        weights = problem.all_weights(self.weights)
-        evaluation = problem.valuer.enclosed(problem.valuer.run(weights, derivatives=False), enough)
-        if evaluation.error > enough:
-            evaluation = problem.valuer.enclosed(problem.valuer.run(weights), enough)
+        if valuer.tape.single and enough < math.inf:
+            problem.learn(evaluation.error <= enough)
+        for derivatives in (False, True) if valuer.tape.single else ():
+            if evaluation.error > enough:
+                again = problem.valuer.run(problem.everything(self.weights), derivatives=derivatives)
+                evaluation = problem.valuer.enclosed(again, enough)
         return evaluation
 
 
@@ -317,7 +307,7 @@ class StreamedPoint(Point):
     def _run(self) -> tuple[Streamed, bool]:
         """The pass, and whether it was in single precision."""
         single = self.problem.processes is None and self.problem.in_single()
-        return self.problem.streamed(self.weights, derivatives=True, single=single), single
+        return self.problem.streamed(self.weights, True, single), single
 
     @property
     def _loss(self) -> float:
@@ -325,8 +315,7 @@ class StreamedPoint(Point):
 
     @property
     def _slopes(self) -> Mapping[str, Tensor]:
-        assert self._run[0].gradient is not None
-        return self._run[0].gradient
+        return self._run[0].gradient or {}
 
     def foresee(self, enough: float) -> None:
         """Nothing: the pass has it."""
@@ -334,20 +323,16 @@ class StreamedPoint(Point):
     def _enclose(self, enough: float) -> Evaluation:
         evaluation, single = self._run[0].evaluation, self._run[1]
         for derivatives in (False, True) if single else ():
-            if evaluation.error <= enough:
-                break
-            self.problem.undecided()
-            evaluation = self.problem.streamed(self.weights, derivatives=derivatives, single=False).evaluation
+            if evaluation.error > enough:
+                self.problem.learn(decided=False)
+                evaluation = self.problem.streamed(self.weights, derivatives, False).evaluation
         return evaluation
 
 
 def _tensors(x: Any, y: Any) -> tuple[Tensor, ...]:
     """All tensors of a batch."""
-    return (*tensors_of(x), *(() if y is None else (as_targets(y),)))
-
-
-def _copies(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return tuple(tensor.detach().clone() for tensor in tensors)
+    args, kwargs = as_inputs(x)
+    return (*args, *kwargs.values(), *(() if y is None else (as_targets(y),)))
 
 
 def _same(first: tuple[Tensor, ...], second: tuple[Tensor, ...]) -> bool:

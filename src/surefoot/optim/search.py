@@ -32,11 +32,10 @@ def search(
     start: Point,
     direction: Tensor,
     first: float,
-    *,
     slope: float,
     curvature: bool,
     trials: int,
-    least: float = 0.0,
+    least: float,
 ) -> tuple[float, Point] | None:
     """A step that is good, or at least descends enough, and where it leads; ``None`` if there is none.
 

@@ -26,14 +26,24 @@ class OnSegments:
     bound is mostly enough to find it. The weights are then rounded to their type, :math:`u' = u + v`, and what is
     proved is the decrease along v itself, from 0 to 1: v is computed with a relative error of :math:`2^{-53}` of
     each entry, and the bound counts :math:`2^{-53}(8\|u\| + 2\|v\|)` for weights that are stored, which is more.
+
+    Attributes:
+        reach: the length of the next segment.
+        decrease: what was proved of the last step.
+        curvature: S along it.
     """
 
     def __init__(self) -> None:
-        self.reach: float | None = None  # how long the next segment is, as a part of the direction's length
+        self.decrease, self.curvature = 0.0, math.inf
         self._problem: Problem | None = None
+        self.forget()
 
-    def step(self, point: Point, direction: Tensor) -> tuple[float, Point, float, float] | None:
-        """Step size, new point, proved decrease and the bound S; ``None`` if rounding leaves no decrease.
+    def forget(self) -> None:
+        """Start anew."""
+        self.reach: float | None = None
+
+    def step(self, point: Point, direction: Tensor) -> tuple[float, Point] | None:
+        """Step size and new point; ``None`` if rounding leaves no decrease.
 
         Raises:
             GuaranteeError: if no step along the direction can be proved.
@@ -49,15 +59,15 @@ class OnSegments:
                 f"the model computes the loss {point.value:g}, what can be proved is about a function of value "
                 f"{bound.value:g}: a part of it reads what is not among its parameters, buffers and attributes"
             )
-        step = bound.step
-        self.reach = min(step * size * (_GROWTH if step >= 0.99 * bound.length else _ROOM), _LONGEST)
-        after = problem.near(point, direction, step)
+        self.reach = min(bound.step * size * (_GROWTH if bound.step >= 0.99 * bound.length else _ROOM), _LONGEST)
+        after = problem.near(point, direction, bound.step)
         move = after.vector - point.vector
         if not bool(move.any()):
             return None
         along = self._along.majorant(problem.unpack(move), 1.0, _ORDER)
-        decrease = along.decrease(1.0) if math.isfinite(along.curvature) else 0.0
-        return (step, after, decrease, along.curvature) if decrease > 0 else None
+        self.decrease = along.decrease(1.0) if math.isfinite(along.curvature) else 0.0
+        self.curvature = along.curvature
+        return (bound.step, after) if self.decrease > 0 else None
 
     def _bound(self, point: Point, direction: dict[str, Tensor], size: float) -> Majorant:
         """A bound along the direction that is not much longer than the step it allows."""
