@@ -1,10 +1,10 @@
 r"""The paper's projected methods: Theorem conv_grad and its remarks, with explicit constants.
 
 The objective is :math:`F = \sum_ip_if_i` on a closed convex set, with :math:`f_i` those of batches and
-:math:`p_i` their parts of all samples. Every :math:`f_i` is certified to be L-smooth on the set, so F is. P is the
-projection on the set, and :math:`G(u) = (u - P(u - \gamma\nabla F(u)))/\gamma` the gradient mapping, which is the
-gradient where the projection does nothing. All follow from one inequality: a projected point :math:`p = P(u -
-\gamma g)` satisfies :math:`\langle u - \gamma g - p, z - p\rangle \le 0`, that is, for all z of the set
+:math:`p_i` their parts of all samples; every :math:`f_i` is certified to be L-smooth on the set. P is the
+projection, and :math:`G(u) = (u - P(u - \gamma\nabla F(u)))/\gamma` the gradient mapping, the gradient where P does
+nothing. A projected point :math:`p = P(u - \gamma g)` satisfies :math:`\langle u - \gamma g - p, z - p\rangle \le
+0`, that is, for all z of the set
 
 .. math:: \langle g, p - z\rangle \le \tfrac1{2\gamma}(\|z - u\|^2 - \|p - u\|^2 - \|z - p\|^2) . \tag{1}
 
@@ -17,14 +17,14 @@ F(u)`. By (1) with :math:`p = u^+, z = \bar u`, and with :math:`p = \bar u, z = 
     + \|\delta\|\|u^+ - \bar u\| - \tfrac1\gamma\|\bar u - u\|^2 \\
     &\le -\tfrac\gamma2\|G(u)\|^2 - \tfrac1{2\gamma}\|u^+ - u\|^2 + \tfrac\gamma2\|\delta\|^2,
 
-as :math:`\|\delta\|t - \frac1{2\gamma}t^2 \le \frac\gamma2\|\delta\|^2`; and smoothness adds
+as :math:`\|\delta\|t - \frac1{2\gamma}t^2 \le \frac\gamma2\|\delta\|^2`. Smoothness adds
 :math:`\frac L2\|u^+ - u\|^2`:
 
 .. math:: F(u^+) \le F(u) - \tfrac\gamma2\|G(u)\|^2 - \big(\tfrac1{2\gamma} - \tfrac L2\big)\|u^+ - u\|^2
     + \tfrac\gamma2\|\delta\|^2 . \tag{2}
 
-*The first remark*, on gradient descent without a set, is :func:`surefoot.guarantees.require_room`: a ball with
-room for all steps takes the place of the sub-level set.
+The first remark, on gradient descent without a set, is :func:`surefoot.guarantees.require_room`: a ball with room
+for all steps takes the place of the sub-level set.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from torch import Tensor, nn
 from surefoot.certificate.proving import certify_proved
 from surefoot.domains import Ball, Domain, DomainError, ProductBall
 from surefoot.enclosure import norm
-from surefoot.errors import EvaluationError
 from surefoot.graph.checks import plainly
 from surefoot.guarantees import GuaranteeError, gap_of, iterations, require_smooth
 from surefoot.magnitude import Magnitude, maximum
@@ -52,22 +51,21 @@ from surefoot.optim.problem import Point, Problem
 class ProjectedGradient:
     r"""Projected gradient descent, :math:`u_{k+1} = P(u_k - \gamma\nabla F(u_k))` with :math:`\gamma = 1/L`.
 
-    **Theorem** (paper, Theorem conv_grad (i); Ghadimi, Lan and Zhang, Math. Program. 155, 2016). Every step has
+    **Theorem** (paper, Theorem conv_grad (i); Ghadimi, Lan and Zhang, Math. Program. 155, 2016).
 
     .. math:: F(u_{k+1}) \le F(u_k) - \tfrac1{2L}\|G(u_k)\|^2, \qquad\text{so}\qquad
         \min_{k<N}\|G(u_k)\|^2 \le \frac{2L(F(u_0) - F^*)}{N}.
 
-    Proof. (2) with :math:`\delta = 0` and :math:`\gamma = 1/L`. Add up N steps.
-
-    Each step is also proved by evaluation, between weights as they are stored.
+    Proof. (2) with :math:`\delta = 0`. Add up N steps. Each step is also proved by evaluation, between weights as
+    they are stored.
 
     Args:
         model: the network. What it computes must stay as it is.
         loss: without targets.
         data: a batch ``(x, y)``, or a list of batches.
         domain: the set, by default every block within 1 of the origin; ``center="present"`` means the weights now.
-            Weights outside of it are projected into it at once.
-        regularizer: a smooth function of the parameters that is part of every :math:`f_i`.
+            Weights outside of it are projected into it.
+        regularizer: a smooth function of the weights that is part of every :math:`f_i`.
         seed: of batches that are drawn.
 
     Attributes:
@@ -82,7 +80,7 @@ class ProjectedGradient:
     True
     """
 
-    factor = 2  # c in N = c L (F(u₀) − F*)/ε²
+    factor = 2.0  # the step is 2/(factor · L), and N = factor · L (F(u₀) − F*)/ε²
 
     @plainly
     def __init__(
@@ -96,55 +94,46 @@ class ProjectedGradient:
         seed: int = 0,
     ) -> None:
         loss, domain = check_loss(loss, "the data"), ProductBall(1.0) if domain is None else domain
-        if not isinstance(domain, ProductBall | Ball):
-            raise TypeError(f"the set is a ProductBall or a Ball, got {type(domain).__name__}")
-        if regularizer is not None and not regularizer.smooth:
-            raise TypeError(f"the theorem is about smooth objectives, and {regularizer!r} has kinks")
+        if not isinstance(domain, ProductBall | Ball) or not (regularizer is None or regularizer.smooth):
+            raise TypeError(f"the theorem is for a ProductBall or a Ball, and no kinks: got {domain}, {regularizer}")
         self.data = [data] if isinstance(data, tuple) else list(data)
         weights = {name: value for name, value in model.named_parameters() if value.requires_grad}
-        self.problems = [Problem(model, loss, *pair, weights=weights, regularizer=regularizer) for pair in self.data]
+        self._problems = [Problem(model, loss, *pair, weights=weights, regularizer=regularizer) for pair in self.data]
         counts = torch.tensor([float(len(y)) for _, y in self.data], dtype=torch.float64)
-        self.parts: list[float] = (counts / counts.sum()).tolist()
-        self.domain, self.history, self.seed = domain, History[StepRecord](), seed
+        self._parts: list[float] = (counts / counts.sum()).tolist()
         centre = domain.center if isinstance(domain.center, Mapping) else weights if domain.center == "present" else {}
         self._centre = {name: value.detach().double().clone() for name, value in centre.items()}
-        graph = self.problems[0].graph
+        graph = self._problems[0].graph
         assert graph is not None
         blocks = {
             path: tuple(graph.leaves[name].path for name in block.parameters if graph.leaves[name].trainable)
             for path, block in graph.blocks.items()
         }
         self._groups = domain.groups({path: names for path, names in blocks.items() if names})
-        self.smoothness, gap = Magnitude.zero(), Magnitude.zero()
-        options: dict[str, Any] = {"domain": domain, "regularizer": regularizer}
+        self.smoothness, self.gap = Magnitude.zero(), Magnitude.zero()
         for x, y in self.data:
-            certificate = certify_proved(model, x, objective=loss.bound_to(y), **options)
+            bound = loss.bound_to(y)
+            certificate = certify_proved(model, x, objective=bound, domain=domain, regularizer=regularizer)
             require_smooth(certificate)
             self.smoothness = maximum(self.smoothness, certificate.smoothness)
-            gap = maximum(gap, gap_of(certificate))
-        self.gap, self._random = gap, torch.Generator().manual_seed(seed)
-        self._point = self.project(self.problems[0].start.vector)
-        self.problems[0].write(self._point)
-
-    @property
-    def length(self) -> float:
-        r"""The step size :math:`\gamma`."""
-        return self._over(1.0)
-
-    def _over(self, divisor: float) -> float:
-        smoothness = float(self.smoothness) * divisor
-        if math.isinf(smoothness):
+            self.gap = maximum(self.gap, gap_of(certificate))
+        divided = 0.5 * self.factor * float(self.smoothness)
+        if math.isinf(divided):
             raise GuaranteeError("1/L is beyond the range of doubles: take smaller radii, fewer layers, or a Ball")
-        return math.nextafter(1 / smoothness, 0.0) if smoothness else 1.0
+        self.length = math.nextafter(1 / divided, 0.0) if divided else 1.0  # an affine function takes any step
+        self.history: History[StepRecord] = History()
+        self._random = torch.Generator().manual_seed(seed)
+        self._point = self._problems[0].start
 
     def iterations(self, eps: float, gap: float | Magnitude | None = None) -> int:
-        r"""How many steps the theorem asks for, by default with the gap that the certificates know.
+        r"""The N of the theorem that makes its bound :math:`\varepsilon^2`, but for noise.
 
         Args:
             eps: the accuracy.
-            gap: at least :math:`F(u_0) - F^*`.
+            gap: at least :math:`F(u_0) - F^*`; by default what the certificates say.
         """
-        return iterations(self.smoothness, self.gap if gap is None else gap, eps, factor=self.factor)
+        part = 0.5 * self.factor * (1 + 2.0**-50)
+        return iterations(self.smoothness * part, self.gap if gap is None else gap, eps)
 
     @plainly
     def step(self) -> float:
@@ -153,77 +142,69 @@ class ProjectedGradient:
         Raises:
             OptimizerError: if the model or the loss is not what was certified, or a value is not finite.
         """
-        for problem, (x, y) in zip(self.problems, self.data, strict=True):
+        for problem, (x, y) in zip(self._problems, self.data, strict=True):
             if not problem.is_about(x, y):
-                raise OptimizerError(
-                    "data, model or loss were changed, and the certificate is about them as they were: make "
-                    f"another {type(self).__name__}"
-                )
-        weights = self.problems[0].start
-        if not torch.equal(weights.vector, self._point.vector):
-            self._point = self.project(weights.vector)
-        try:
-            record = self.advance()
-        except EvaluationError as error:
-            raise OptimizerError(str(error)) from error
-        self.problems[0].write(self._point)
+                raise OptimizerError("data, model or loss are not what was certified: make another optimizer")
+        present = self._problems[0].start
+        if not self.history or not torch.equal(present.vector, self._point.vector):
+            self._point = self._project(present.vector)
+        before = self._point
+        proved = self._advance()
+        record = self._record(before, proved)
+        if not math.isfinite(record.loss + record.gradient_norm):
+            self._point = before
+            raise OptimizerError(f"the loss is {record.loss} with a gradient mapping of {record.gradient_norm}")
+        self._problems[0].write(self._point)
         self.history.append(record)
         return record.loss
 
-    def advance(self) -> StepRecord:
-        """Move the point; the record of it."""
-        before, length = self._point, self.length
-        self._point = self.project(before.vector - length * self.mean(before, lambda point: point.gradient))
-        decrease = self.mean(before, lambda p: p.value) - self.mean(self._point, lambda p: p.value)
-        proved = self.mean(before, lambda p: p.enclosed(math.inf).lower)
-        proved = proved - self.mean(self._point, lambda p: p.enclosed(math.inf).upper)
-        proved -= (abs(proved) + abs(decrease) + before.value) * (len(self.parts) + 4) * 2.0**-52
-        return self.record(before, length, decrease, max(proved, 0.0))
+    def _advance(self) -> bool:
+        """Move the point; says whether the step is proved one by one."""
+        self._point = self._project(self._point.vector - self.length * self._mean(self._point, lambda p: p.gradient))
+        return True
 
-    def record(self, before: Point, length: float, decrease: float | None, proved: float | None) -> StepRecord:
-        """Of a step from a point, with the objective that it saw."""
-        size = float(torch.linalg.vector_norm(self.mean(before, lambda point: point.gradient)))
-        mapping = float(torch.linalg.vector_norm(self._point.vector - before.vector)) / length
-        loss, smoothness = self.mean(before, lambda point: point.value), float(self.smoothness)
-        return StepRecord(loss, size, length, decrease, proved, mapping, smoothness)
+    def _record(self, before: Point, proved: bool) -> StepRecord:
+        loss, after = (self._mean(point, lambda p: p.value) for point in (before, self._point))
+        mapping = float(torch.linalg.vector_norm(self._point.vector - before.vector)) / self.length
+        promise = None
+        if proved:  # but for the round-off of these means
+            lower = self._mean(before, lambda p: p.enclosed(math.inf).lower)
+            upper = self._mean(self._point, lambda p: p.enclosed(math.inf).upper)
+            promise = max(lower - upper - (abs(lower) + abs(upper)) * (len(self._parts) + 4) * 2.0**-52, 0.0)
+        return StepRecord(loss, mapping, self.length, loss - after, promise, float(self.smoothness))
 
-    def mean(self, point: Point, of: Callable[[Point], Any]) -> Any:
-        """The mean over all batches of something at a point."""
-        points = point.__dict__.setdefault("in_batches", [problem.at(point.vector) for problem in self.problems])
-        return sum(part * of(each) for part, each in zip(self.parts, points, strict=True))
+    def _in_batches(self, point: Point) -> list[Point]:
+        """The same point for each batch."""
+        each: list[Point] = point.__dict__.setdefault("each", [p.at(point.vector) for p in self._problems])
+        return each
 
-    def draw(self) -> int:
+    def _mean(self, point: Point, of: Callable[[Point], Any]) -> Any:
+        """The mean over all samples of something at a point."""
+        return sum(part * of(each) for part, each in zip(self._parts, self._in_batches(point), strict=True))
+
+    def _draw(self) -> int:
         """The number of a batch, drawn with its part of all samples."""
-        return int(torch.multinomial(torch.tensor(self.parts), 1, generator=self._random))
+        return int(torch.multinomial(torch.tensor(self._parts), 1, generator=self._random))
 
-    def project(self, vector: Tensor) -> Point:
-        """The nearest point of the set, rounded to the types of the weights so that it stays in it.
+    def _project(self, vector: Tensor) -> Point:
+        r"""The nearest point of the set, rounded to the types of the weights so that it stays in it.
 
-        On one ball the triangle inequality gives :math:`\\|u - z\\| \\ge \\|u - c\\| - R` for every z in it, which
-        :math:`c + R(u - c)/\\|u - c\\|` attains; on a product each group is for itself.
+        On a ball the triangle inequality gives :math:`\|u - z\| \ge \|u - c\| - R` for every z in it, which
+        :math:`c + R(u - c)/\|u - c\|` attains; on a product each group is for itself.
         """
-        problem, stored = self.problems[0], self.problems[0].at(vector)
-        aim = problem.unpack(vector)
+        problem = self._problems[0]
+        aim, stored = problem.unpack(vector), dict(problem.at(vector).weights)
         for names, radius in self._groups:
-            away = {name: aim[name] - self._centre.get(name, torch.zeros_like(aim[name])) for name in names}
+            centre = {name: self._centre.get(name, torch.zeros_like(aim[name])) for name in names}
             scale, slack = 1.0, 2.0**-50
-            while self._distance(stored, names) > radius:
+            while (size := norm([stored[n].double() - centre[n] for n in names]) * (1 + 2.0**-50)) > radius:
                 if slack > 4:
-                    raise DomainError(
-                        f"no number of the type of the weights is within {radius:g} of the centre of '{names[0]}': "
-                        "take a larger radius or double precision"
-                    )
-                scale = min(scale, radius / max(float(norm(list(away.values()))), 1e-300)) * max(1 - slack, 0.0)
+                    raise DomainError(f"no weights of this type are within {radius:g} of the centre of '{names[0]}'")
+                scale *= min(radius / float(size), 1.0) * max(1 - slack, 0.0)
                 slack *= 4
-                for name in names:
-                    moved = self._centre.get(name, 0.0) + scale * away[name]
-                    stored.weights[name] = moved.to(stored.weights[name].dtype)
-        return problem.at(problem.pack(stored.weights))
-
-    def _distance(self, point: Point, names: tuple[str, ...]) -> float:
-        """From the centre, rounded up."""
-        away = [point.weights[name].double() - self._centre.get(name, 0.0) for name in names]
-        return float(norm(away)) * (1 + 2.0**-50)
+                for n in names:
+                    stored[n] = (centre[n] + scale * (aim[n] - centre[n])).to(stored[n].dtype)
+        return problem.at(problem.pack(stored))
 
 
 class ProjectedSGD(ProjectedGradient):
@@ -237,21 +218,15 @@ class ProjectedSGD(ProjectedGradient):
 
     Proof. In (2) the third term is not positive. So :math:`\mathbb{E}F(u_{k+1}) \le \mathbb{E}F(u_k) -
     \frac\gamma2\mathbb{E}\|G(u_k)\|^2 + \frac\gamma2\sigma^2`; add up. So ``iterations(eps)`` steps make
-    :math:`\mathbb{E}\|G(u_R)\| \le \varepsilon + \sigma`. What the history records is measured on the batch.
+    :math:`\mathbb{E}\|G(u_R)\| \le \varepsilon + \sigma`.
     """
 
-    factor = 4
+    factor = 4.0
 
-    @property
-    def length(self) -> float:
-        return self._over(2.0)
-
-    def advance(self) -> StepRecord:
-        number, length, before = self.draw(), self.length, self._point
-        seen = self.problems[number].at(before.vector)
-        self._point = self.project(before.vector - length * seen.gradient)
-        mapping = float(torch.linalg.vector_norm(self._point.vector - before.vector)) / length
-        return StepRecord(seen.value, seen.gradient_norm, length, None, None, mapping, float(self.smoothness))
+    def _advance(self) -> bool:
+        slope = self._in_batches(self._point)[self._draw()].gradient
+        self._point = self._project(self._point.vector - self.length * slope)
+        return False
 
 
 class ProjectedSVRG(ProjectedGradient):
@@ -276,26 +251,16 @@ class ProjectedSVRG(ProjectedGradient):
     """
 
     @property
-    def theta(self) -> float:
-        r""":math:`\theta`, rounded down."""
-        count = len(self.problems)
-        return 2 / (1 + math.sqrt(1 + 2 * count * (count - 1))) * (1 - 2.0**-50)
+    def factor(self) -> float:  # type: ignore[override]
+        r""":math:`2/\theta`, rounded up."""
+        count = len(self.data)
+        return (1 + math.sqrt(1 + 2 * count * (count - 1))) * (1 + 2.0**-50)
 
-    @property
-    def length(self) -> float:
-        return self._over(1 / self.theta)
-
-    def iterations(self, eps: float, gap: float | Magnitude | None = None) -> int:
-        """How many short steps the theorem asks for; an epoch has as many as there are batches."""
-        gap = self.gap if gap is None else gap
-        return iterations(self.smoothness * (1 / self.theta * (1 + 2.0**-50)), gap, eps)
-
-    def advance(self) -> StepRecord:
-        before, length = self._point, self.length
-        whole = self.mean(before, lambda point: point.gradient)
-        for _ in self.problems:
-            number, current = self.draw(), self._point
-            change = self.problems[number].at(current.vector).gradient - before.__dict__["in_batches"][number].gradient
-            self._point = self.project(current.vector - length * (whole + change))
-        after = self.mean(self._point, lambda point: point.value)
-        return self.record(before, length, self.mean(before, lambda point: point.value) - after, None)
+    def _advance(self) -> bool:
+        start = self._point
+        slopes, whole = self._in_batches(start), self._mean(start, lambda point: point.gradient)
+        for _ in self.data:
+            number, current = self._draw(), self._point
+            change = self._problems[number].at(current.vector).gradient - slopes[number].gradient
+            self._point = self._project(current.vector - self.length * (whole + change))
+        return False
