@@ -18,21 +18,20 @@ from surefoot.optim.history import History
 from surefoot.optim.keep import EpochRecord, KeepIfLower
 from surefoot.valuation.valuer import Evaluation
 
-_EVERY = 10  # epochs between two checks, which then cost a small part of training
-_LEVEL = 0.5  # the work of a check, in epochs
+_EVERY, _CHECK = 10, 0.5  # epochs between two checks, and what a check costs in epochs
 _UP, _DOWN, _HALF = 1.25, 0.7, 0.5  # of the rate: after an epoch lower than all before, after any other, after damage
+_FLOOR = 0.01  # of the rate that trials led to: it falls no lower
 _FAR = 4.0  # times the lowest loss of an epoch: damage
 _MOVE = 0.03  # by which part of their length weights are to move in the first step of the first trial
 _WIDE, _TRIALS = 4.0, 10  # between the rates that are tried; how many, at most
 _CARE = 0.3  # the part of a rate, found by a few steps, that is taken with momentum
-_FLOOR = 0.01  # of the rate that trials found: it falls no lower
 _PATIENCE = 5  # checks in a row on held-out data that are not lower, after which a run ends
 
 
 class ProvedEpochs:
     r"""Let an optimizer run over mini-batches, accept what is proved to be lower on all data, and roll back else.
 
-    Every few epochs the objective F of all data is evaluated in exact arithmetic within an error, and the weights
+    Every ten epochs the objective F of all data is evaluated in exact arithmetic within an error, and the weights
     are accepted only if :math:`F(u_{\text{new}}) \le \hat F_{\text{new}} + e_{\text{new}} < \hat F - e \le F(u)`
     (:class:`KeepIfLower`). What is proved is about the deterministic objective: the mean over all samples, with
     the model in evaluation mode, without the penalty of ``weight_decay``.
@@ -46,8 +45,7 @@ class ProvedEpochs:
     fall to zero. None of this is a proof, nor needs one.
 
     Args:
-        optimizer: any ``torch.optim`` optimizer of the parameters of the model, or what makes one from them, such
-            as the class ``torch.optim.Adam``.
+        optimizer: any ``torch.optim`` optimizer of the parameters of the model, or the class of one.
         loss: without targets, ours or of torch.nn.
         loader: a ``DataLoader`` or another re-iterable of batches ``(x, y)``, which the optimizer is given.
         model: the network.
@@ -60,6 +58,9 @@ class ProvedEpochs:
         group: a process group of ``torch.distributed``: every process has a loader of its part of the data and the
             model in ``DistributedDataParallel``.
 
+    Attributes:
+        rate: the learning rate of the first parameter group; 0 before it was found.
+
     >>> _ = torch.manual_seed(0)
     >>> x = torch.randn(64, 4)
     >>> batches = list(zip(x.split(16), (x[:, 0] > 0).long().split(16)))
@@ -71,7 +72,7 @@ class ProvedEpochs:
 
     def __init__(
         self,
-        optimizer: Optimizer | Callable[..., Optimizer],
+        optimizer: Optimizer | type[Optimizer],
         loss: Objective | nn.Module,
         loader: Iterable[Any],
         *,
@@ -81,12 +82,9 @@ class ProvedEpochs:
         progress: Callable[[EpochRecord], object] | None = None,
         group: Any = None,
     ) -> None:
-        usage = "write ProvedEpochs(torch.optim.Adam(model.parameters()), loss, loader, model=model)"
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"the objective of all data needs the model, got {type(model).__name__}: {usage}")
+        if not isinstance(model, nn.Module) or not (isinstance(optimizer, Optimizer) or callable(optimizer)):
+            raise TypeError("write ProvedEpochs(torch.optim.Adam(model.parameters()), loss, loader, model=model)")
         if not isinstance(optimizer, Optimizer):
-            if not (isinstance(optimizer, type) and issubclass(optimizer, Optimizer)):
-                raise TypeError(f"the first argument is a torch optimizer, got {type(optimizer).__name__}: {usage}")
             optimizer = optimizer(unwrapped(model).parameters())
         if not is_loader(loader) or isinstance(loader, Iterator):
             raise TypeError(
@@ -94,22 +92,23 @@ class ProvedEpochs:
                 f"times, got {type(loader).__name__}"
             )
         members = {id(value) for value in unwrapped(model).parameters()}
-        parameters = [value for group_ in optimizer.param_groups for value in group_["params"]]
-        if strangers := sum(id(value) not in members for value in parameters):
+        self._parameters = [value for settings in optimizer.param_groups for value in settings["params"]]
+        if strangers := sum(id(value) not in members for value in self._parameters):
             raise ValueError(f"{strangers} of the optimizer's parameters are not parameters of the model")
-        rates = [float(each.get("lr", math.nan)) for each in optimizer.param_groups]
+        rates = [float(settings.get("lr", math.nan)) for settings in optimizer.param_groups]
         if not all(0 < rate < math.inf for rate in rates):
             raise OptimizerError(f"the optimizer's rates 'lr' are positive numbers to begin with, got {rates}")
         self.model, self.optimizer, self.loader = model, optimizer, loader
         self.loss, self.progress = check_loss(loss, "the batches (x, y)"), progress
         self.held_out = held_out is not None
-        judge: Any = held_out if held_out is not None else loader if data is None else data
-        patience = 10**9 if self.held_out else 0
-        self.keep = KeepIfLower(model, optimizer, self.loss, judge, slower=1.0, patience=patience, group=group)
-        self.rate, self.lowest = 0.0, math.inf  # of the first group, once it was found; mean loss of an epoch
-        self._first = 0.0  # the rate that trials led to
-        self._parameters, self._ratios = parameters, [rate / rates[0] for rate in rates]
-        self._batches = 0
+        judges: Any = held_out if held_out is not None else loader if data is None else data
+        self.keep = KeepIfLower(model, optimizer, self.loss, judges, slower=1.0, group=group)
+        self.rate, self._first, self._lowest = 0.0, 0.0, math.inf  # that of trials; mean loss of an epoch
+        self._ratios = [rate / rates[0] for rate in rates]
+        try:
+            self._count = len(loader)  # type: ignore[arg-type]
+        except TypeError:
+            self._count = sum(1 for _ in loader)
 
     @property
     def history(self) -> History[EpochRecord]:
@@ -140,16 +139,16 @@ class ProvedEpochs:
             self._find_rate()
         every, pending, failures, cost = 1 if self.held_out else _EVERY, 0, 0, 0.0
         best, rest = self.keep.snapshot(), left()
-        while failures < _PATIENCE and (rest > 1.5 * cost or not self._spent):
-            # In the second half rates fall to zero.
-            level = self._epoch(self.loader, self.rate * min(1.0, max(2 * rest, 0.0)), _FAR * self.lowest)
+        while failures < _PATIENCE and (rest > 1.5 * cost or not cost):
+            level = self._epoch(self.loader, self.rate * min(1.0, max(2 * rest, 0.0)))
             pending, self._spent = pending + 1, self._spent + 1
-            if level < self.lowest:
-                self.rate, self.lowest, best = self.rate * _UP, level, self.keep.snapshot()
+            if level < self._lowest:
+                self.rate, self._lowest, best = self.rate * _UP, level, self.keep.snapshot()
             elif level < math.inf:
                 self.rate = max(self.rate * _DOWN, _FLOOR * self._first)
             else:
-                self.rate, self.lowest = max(self.rate * _HALF, _FLOOR * self._first), 2 * self.lowest  # it was luck
+                self.rate = max(self.rate * _HALF, _FLOOR * self._first)
+                self._lowest *= 2  # it may have been luck
                 self.keep.restore(best)
             before, rest = rest, left()
             cost = max(cost, before - rest)  # of an epoch: with a check, no other is begun that will not fit
@@ -157,30 +156,31 @@ class ProvedEpochs:
                 continue
             if not self.held_out:
                 self.keep.restore(best)
-            if self.keep(pending):
-                failures, self.lowest = 0, max(self.lowest, self.value.value)  # epochs may miss hard samples
+            if self.keep.check(pending):
+                failures, self._lowest = 0, max(self._lowest, self.value.value)  # epochs may miss hard samples
             elif self.held_out:
-                failures += 1
+                failures += 1  # training goes on meanwhile
             else:
+                self.keep.roll_back()
                 self.rate = max(self.rate * _HALF, _FLOOR * self._first)
-                self.lowest, best = max(self.lowest, self.value.value), self.keep.snapshot()
-            pending, self._spent, rest = 0, self._spent + _LEVEL, left()
+                self._lowest, best = max(self._lowest, self.value.value), self.keep.snapshot()
+            pending, self._spent, rest = 0, self._spent + _CHECK, left()
             if self.progress is not None:
                 self.progress(self.history[-1])
         self.keep.roll_back()
         return self.value.value
 
-    def _epoch(self, batches: Iterable[Any], rate: float, limit: float = math.inf) -> float:
-        """The mean of the losses of batches while they are trained on; infinite as soon as it is above the limit."""
+    def _epoch(self, batches: Iterable[Any], rate: float) -> float:
+        """The mean of the losses of batches while they are trained on; infinite as soon as it is damage."""
         for settings, ratio in zip(self.optimizer.param_groups, self._ratios, strict=True):
-            settings["lr"] = settings["lr"].fill_(rate * ratio) if torch.is_tensor(settings["lr"]) else rate * ratio
-        total, count = 0.0, 0
-        self._batches = self._batches or _count(self.loader)
-        limit = limit * self._batches if self.lowest > 0 else math.inf  # losses that may be negative have none
+            settings["lr"] *= rate * ratio / float(settings["lr"])
+        # losses that may be negative have no limit
+        total, count, limit = 0.0, 0, _FAR * self._lowest * self._count if self._lowest > 0 else math.inf
         for x, y in batches:
+
             def closure(x: Any = x, y: Any = y) -> Any:
                 self.optimizer.zero_grad()
-                loss = self._loss(x, y)
+                loss = self._loss_of(x, y)
                 loss.backward()
                 return loss
 
@@ -191,7 +191,7 @@ class ProvedEpochs:
                 break
         return self._agreed(total / max(count, 1))
 
-    def _loss(self, x: Any, y: Any) -> Any:
+    def _loss_of(self, x: Any, y: Any) -> Any:
         args, kwargs = as_inputs(x)
         return self.loss(selected(self.model(*args, **kwargs)), y)
 
@@ -202,8 +202,21 @@ class ProvedEpochs:
 
     def _find_rate(self) -> None:
         """A rate to begin with: trials of a few batches from the same state, judged on these."""
-        start, count = self.keep.snapshot(), _count(self.loader)
-        few = [batch for batch, _ in zip(self.loader, range(min(4, max(2, count // 5))), strict=False)]
+        start, few = self.keep.snapshot(), []
+        for batch in self.loader:
+            few.append(batch)
+            if len(few) >= min(4, max(2, self._count // 5)):
+                break
+
+        def trial(rate: float) -> float:
+            level = self._epoch(few, rate)
+            if level < math.inf:
+                with torch.no_grad():
+                    level = math.fsum(float(self._loss_of(x, y)) for x, y in few) / len(few)
+            self.keep.restore(start)
+            self._spent += 4 / 3 * len(few) / self._count
+            return self._agreed(level) if math.isfinite(level) else math.inf
+
         rate = float(self.optimizer.param_groups[0]["lr"])
         before = [value.detach().double().clone() for value in self._parameters]
         length = math.hypot(*(float(value.norm()) for value in before))
@@ -213,16 +226,6 @@ class ProvedEpochs:
             moved = math.hypot(*(float((new.detach().double() - old).norm()) for new, old in pairs))
             self.keep.restore(start)
             rate *= _MOVE * length / moved if 0 < moved < math.inf else 1e3 if moved == 0 else 1e-3
-
-        def trial(rate: float) -> float:
-            level = self._epoch(few, rate)
-            if level < math.inf:
-                with torch.no_grad():
-                    level = math.fsum(float(self._loss(x, y)) for x, y in few) / len(few)
-            self.keep.restore(start)
-            self._spent += 4 / 3 * len(few) / count
-            return self._agreed(level) if math.isfinite(level) else math.inf
-
         rate = float(f"{rate:.2g}")
         levels = {rate: trial(rate)}
         while len(levels) < _TRIALS:
@@ -240,19 +243,9 @@ class ProvedEpochs:
             self.rate *= _CARE * sum(1 - momentum**k for k in range(1, len(few) + 1)) / len(few)
         self._first = self.rate
 
-    @property
-    def guarantee(self) -> str:
-        """What is proved of this run, in words."""
-        accepted = sum(record.accepted for record in self.history[1:])
-        what = "held-out data" if self.held_out else "all data"
-        return (
-            f"{accepted} of {len(self.history) - 1} checks accepted the weights: at each of them the objective of "
-            f"{what}, in evaluation mode and exact arithmetic, is lower than at the one before."
-        )
-
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs besides the model's own state; safe for ``weights_only`` loading."""
-        own = {"rate": self.rate, "lowest": self.lowest, "history": self.history.to_columns()}
+        own = {"rates": [self.rate, self._first, self._lowest], "history": self.history.to_columns()}
         return {"kind": type(self).__name__, "optimizer": self.optimizer.state_dict(), **own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -264,16 +257,6 @@ class ProvedEpochs:
         if state_dict.get("kind") != type(self).__name__:
             raise ValueError(f"this is the state of {state_dict.get('kind') or 'an optimizer'}, not of ProvedEpochs")
         self.optimizer.load_state_dict(state_dict["optimizer"])
-        self.rate, self.lowest = state_dict["rate"], state_dict["lowest"]
-        self.keep.accept(self.keep._evaluated(True, True))  # of the weights that were loaded
-        columns = state_dict["history"]
-        rows = zip(*columns.values(), strict=True)
-        self.history[:] = [EpochRecord(**dict(zip(columns, row, strict=True))) for row in rows]
-
-
-def _count(loader: Iterable[Any]) -> int:
-    """How many batches a pass has."""
-    try:
-        return len(loader)  # type: ignore[arg-type]
-    except TypeError:
-        return sum(1 for _ in loader)
+        self.rate, self._first, self._lowest = state_dict["rates"]
+        self.keep.history = History.of(EpochRecord, state_dict["history"])
+        self.keep.accept()  # the weights that were loaded
