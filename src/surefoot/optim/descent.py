@@ -229,17 +229,17 @@ class CertifiedDescent(torch.optim.Optimizer):
 
     def _check_data(self, x: Any, y: Any) -> None:
         """Targets are given exactly where the loss takes them; a loader brings them."""
-        takes = self.loss.takes_targets
+        takes, many = self.loss.takes_targets, is_loader(x)
         if x is None:
             raise OptimizerError(
                 "a step takes the batch: write step(x, y). It computes the loss and its gradient, so there is no "
                 "backward() before it"
             )
-        if is_loader(x) and y is not None:
+        if many and y is not None:
             raise OptimizerError("a loader brings its targets: step(loader)")
-        if is_loader(x) and self.proof == "segment":
+        if many and self.proof == "segment":
             raise OptimizerError("proof='segment' is about one batch: proof='evaluation' takes a loader")
-        if not is_loader(x) and (y is None) == takes:
+        if not many and (y is None) == takes:
             how = "takes targets: step(x, y)" if takes else "has no targets: step(x)"
             raise OptimizerError(f"{type(self.loss).__name__} {how}")
 

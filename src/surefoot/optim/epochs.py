@@ -198,7 +198,7 @@ class ProvedEpochs:
     def _agreed(self, number: float) -> float:
         """The mean over all processes, so that all decide alike."""
         processes = self.keep.processes
-        return number if processes is None else processes.total(number, self._parameters[0].device) / processes.size
+        return number if processes is None else math.fsum(processes.gathered(lambda: number)) / processes.size
 
     def _find_rate(self) -> None:
         """A rate to begin with: trials of a few batches from the same state, judged on these."""

@@ -58,7 +58,8 @@ class Problem:
         self.weights, self.regularizer, self.processes = dict(weights), regularizer, processes
         self.sizes = [value.numel() for value in self.weights.values()]
         self.is_double = all(value.dtype == torch.float64 for value in self.weights.values())
-        self._data = () if is_loader(x) else tuple(tensor.detach().clone() for tensor in _tensors(x, y))
+        self._tensors = () if is_loader(x) else _tensors(x, y)
+        self._data = tuple(tensor.detach().clone() for tensor in self._tensors)
         self._settings = dict(vars(loss))
         batch = first_of(x) if is_loader(x) else (x, y) if processes is None or len(y) else None
         if batch is not None and (not isinstance(batch, list | tuple) or len(batch) != 2):
@@ -85,10 +86,13 @@ class Problem:
         Tensors are compared with copies, as torch does not count what is written through ``.data`` or by numpy. A
         loader is compared by its samples at each pass.
         """
-        if is_loader(x) or is_loader(self.x):
-            if self.x is not x:
-                return False
-        elif not _same(_tensors(x, y), self._data):
+        if self.x is not x or self.y is not y or not isinstance(x, Tensor):  # else these are the very tensors
+            if is_loader(x) or is_loader(self.x):
+                if self.x is not x:
+                    return False
+            else:
+                self._tensors = _tensors(x, y)
+        if not _same(self._tensors, self._data):
             return False
         if not self._guard.holds():
             if self._sample is None or capture(self.model, self._sample) is not self.graph:
