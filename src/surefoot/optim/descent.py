@@ -132,8 +132,8 @@ class CertifiedDescent(torch.optim.Optimizer):
         self.processes = None if group is None else Processes(group)
         if isinstance(direction, str) and direction in _NAMED:
             direction = _NAMED[direction]()
-        given = isinstance(direction, Gradient)
-        self.direction: Gradient = direction if given else from_outside(direction, self.trainable)
+        weights, ours = self.trainable, isinstance(direction, Gradient)
+        self.direction: Gradient = direction if ours else from_outside(direction, weights)
         if isinstance(self.direction, LevenbergMarquardt) and not isinstance(self.regularizer, Ridge | None):
             raise ValueError(f"second-order models take a surefoot.Ridge, got {self.regularizer!r}")
         self._fallback, self._segments = Gradient(trials=40), OnSegments()
@@ -174,12 +174,16 @@ class CertifiedDescent(torch.optim.Optimizer):
             OptimizerError: if the step cannot be taken. The weights are as before.
         """
         news = self._prepare(x, y)
-        if self.processes is None:
-            record = self._advance()
-        else:
-            assert self._problem is not None
-            record = self.processes.led(self._advance, self._serve, OptimizerError)
-            self.processes.spread(self._problem.weights.values())
+        assert self._problem is not None
+        try:
+            if self.processes is None:
+                record = self._advance()
+            else:
+                record = self.processes.led(self._advance, self._serve, OptimizerError)
+                self.processes.spread(self._problem.weights.values())
+        except EvaluationError as error:
+            raise OptimizerError(str(error)) from error
+        if self.processes is not None:
             if not self.processes.leads:
                 self._point = self._problem.start
         run = self.history[-1].run + bool(news) if self.history else 0
@@ -257,10 +261,7 @@ class CertifiedDescent(torch.optim.Optimizer):
         point = self._point
         assert point is not None
         problem = point.problem
-        try:
-            loss, size = point.value, point.gradient_norm
-        except EvaluationError as error:
-            raise OptimizerError(str(error)) from error
+        loss, size = point.value, point.gradient_norm
         if not math.isfinite(loss):
             raise OptimizerError(
                 "the loss is not finite: check the data for NaN and infinite entries, and the parameters of the "

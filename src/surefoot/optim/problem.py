@@ -56,9 +56,7 @@ class Problem:
     ) -> None:
         self.model, self.loss, self.x, self.y = model, loss, x, y
         self.weights, self.regularizer, self.processes = dict(weights), regularizer, processes
-        self.sizes = [value.numel() for value in self.weights.values()]
-        self.is_double = all(value.dtype == torch.float64 for value in self.weights.values())
-        self._tensors = () if is_loader(x) else _tensors(x, y)
+        self._given, self._tensors = (x, y), () if is_loader(x) else _tensors(x, y)
         self._data = tuple(tensor.detach().clone() for tensor in self._tensors)
         self._settings = dict(vars(loss))
         batch = first_of(x) if is_loader(x) else (x, y) if processes is None or len(y) else None
@@ -66,6 +64,8 @@ class Problem:
             raise EvaluationError("a loader gives pairs (x, y) of inputs and targets")
         self._sample = None if batch is None else batch[0]
         self.graph: Graph | None = None if batch is None else capture(model, batch[0])
+        self.sizes = [value.numel() for value in self.weights.values()]
+        self.is_double = all(value.dtype == torch.float64 for value in self.weights.values())
         self._guard = Guard(model)
         self._rest = {name: p.detach() for name, p in model.named_parameters() if name not in self.weights}
         read = {} if self.graph is None else self.graph.held
@@ -86,12 +86,12 @@ class Problem:
         Tensors are compared with copies, as torch does not count what is written through ``.data`` or by numpy. A
         loader is compared by its samples at each pass.
         """
-        if self.x is not x or self.y is not y or not isinstance(x, Tensor):  # else these are the very tensors
+        if self._given[0] is not x or self._given[1] is not y or not isinstance(x, Tensor):
             if is_loader(x) or is_loader(self.x):
                 if self.x is not x:
                     return False
             else:
-                self._tensors = _tensors(x, y)
+                self._given, self._tensors = (x, y), _tensors(x, y)
         if not _same(self._tensors, self._data):
             return False
         if not self._guard.holds():

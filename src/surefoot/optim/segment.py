@@ -43,7 +43,7 @@ class OnSegments:
         self.reach: float | None = None
 
     def step(self, point: Point, direction: Tensor) -> tuple[float, Point] | None:
-        """Step size and new point; ``None`` if rounding leaves no decrease.
+        """Step size and new point; ``None`` if round-off leaves no decrease.
 
         Raises:
             GuaranteeError: if no step along the direction can be proved.
@@ -54,6 +54,8 @@ class OnSegments:
             self._along = Along(problem.model, problem.x, problem.loss.bound_to(problem.y), Norms(), stored=True)
         size = float(torch.linalg.vector_norm(direction))
         bound = self._bound(point, problem.unpack(direction), size)
+        if not bound.step > 0:
+            return None  # the slope is round-off
         if abs(bound.value - point.value) > 1e-6 * (1 + abs(point.value)):
             raise GuaranteeError(
                 f"the model computes the loss {point.value:g}, what can be proved is about a function of value "
@@ -80,7 +82,7 @@ class OnSegments:
             if bound.curvature_at_start > 0 and bound.slope < 0:
                 length = min(-bound.slope / bound.curvature_at_start, _LONGEST)
         bound = along.longest(direction, along.majorant(direction, length, _ORDER), _ORDER)
-        if bound.step > 0:
+        if math.isfinite(bound.curvature):
             return bound
         raise GuaranteeError(
             "no step along this direction can be proved to descend: a kink is too near, or the curvature is not "
