@@ -90,7 +90,7 @@ def train() -> None:
         if record.step % 4 == 0:
             print(
                 f"step {record.step:>2}   loss {record.loss:.5f}   lower by at least "
-                f"{record.promised_decrease:.10f}   {time.perf_counter() - start:4.1f} s"
+                f"{record.proved_decrease:.10f}   {time.perf_counter() - start:4.1f} s"
             )
         loss = optimizer.step(x[:TRAINED], y[:TRAINED])
     with torch.no_grad():

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 import surefoot as sf
 from judges.steps import DenseModel, flat
-from surefoot.optim import GaussNewton
-from surefoot.optim.preconditioning import Preconditioning
 from surefoot.oracles import kronecker
 from surefoot.oracles.choice import Sizes
 from surefoot.oracles.kronecker import Kronecker
@@ -108,49 +106,12 @@ def test_a_loose_tolerance_with_little_damping_takes_fewer_iterations() -> None:
     assert preconditioned.iterations <= plain.iterations / 2
 
 
-def test_the_optimizer_tries_it_where_the_cap_was_met_and_keeps_what_is_faster() -> None:
-    model = nn.Sequential(
-        nn.Conv2d(4, 8, 3, padding=1), nn.Tanh(), nn.AvgPool2d(4), nn.Flatten(), nn.Linear(32, 4)
-    )
-    x, y = torch.randn(1000, 4, 8, 8), torch.zeros(1000, dtype=torch.long)
-    problem = Problem(sf.Chain(model, x), sf.CrossEntropy(y))
-    choice = Preconditioning()
-
-    def step(residual: float, solved: bool) -> Step:
-        return Step({}, 1.0, 1.0, "", solved=solved, iterations=6, residual=residual)
-
-    assert choice.factors(problem) is None
-    choice.learn(step(0.01, True), 6)
-    assert choice.factors(problem) is None  # the cap was not in the way
-    choice.learn(step(0.9, False), 6)
-    first = choice.factors(problem)
-    assert first is not None
-    choice.learn(step(0.1, True), 6)
-    assert choice.factors(problem) is first  # it was faster, and is kept
-    choice.learn(step(0.99, False), 6)
-    assert choice.factors(problem) is None  # it was slower
-    assert any(choice.factors(problem) is not None for _ in range(20))  # it is tried again
-    assert Preconditioning(False).factors(problem) is None
-
-
 def test_the_cost_of_large_factors_is_foreseen() -> None:
     """Eigenvectors of a wide layer on few samples cost more than conjugate gradients."""
     wide = Sizes(sf.Chain(nn.Linear(2000, 500), torch.randn(700, 2000)), 700, 500)
     long = Sizes(sf.Chain(nn.Linear(20, 30), torch.randn(9000, 20)), 9000, 30)
     assert wide.kronecker[0] > 5 * wide.gradient
     assert long.kronecker[0] < 4 * long.gradient
-
-
-def test_preconditioned_steps_descend() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(64, 4)
-    )
-    x, y = torch.randn(300, 1, 8, 8), torch.randint(0, 4, (300,))
-    optimizer = GaussNewton(model, sf.CrossEntropy(), method="primal", preconditioner=True)
-    losses = [optimizer.step(x, y) for _ in range(5)]
-    assert all(after < before for before, after in pairwise(losses))
-    assert flat(dict(model.named_parameters())).isfinite().all()
 
 
 PATCHES = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 8, 5, padding=2), nn.AvgPool2d(8))

@@ -183,9 +183,8 @@ class CertifiedDescent(torch.optim.Optimizer):
                 self.processes.spread(self._problem.weights.values())
         except EvaluationError as error:
             raise OptimizerError(str(error)) from error
-        if self.processes is not None:
-            if not self.processes.leads:
-                self._point = self._problem.start
+        if self.processes is not None and not self.processes.leads:
+            self._point = self._problem.start
         run = self.history[-1].run + bool(news) if self.history else 0
         if run:
             record = replace(record, run=run, note="; ".join(filter(None, (news, record.note))))
@@ -213,16 +212,7 @@ class CertifiedDescent(torch.optim.Optimizer):
                 raise OptimizerError("the processes have taken different numbers of steps: load one state on all")
         if still:
             return ""
-        if not same:
-            options: dict[str, Any] = {"regularizer": self.regularizer, "processes": self.processes}
-
-            def read() -> Problem:
-                return Problem(self.model, self.loss, x, y, weights=self.trainable, **options)
-
-            try:
-                problem = read() if self.processes is None else self.processes.together(read)
-            except EvaluationError as error:
-                raise OptimizerError(str(error)) from error
+        problem = problem if same else self._read(x, y)
         assert problem is not None
         if self._problem is not None:
             for each in (self.direction, self._fallback, self._segments):
@@ -230,6 +220,17 @@ class CertifiedDescent(torch.optim.Optimizer):
         self._problem, self._point, self._members, self._stuck = problem, problem.start, members, None
         what = "the weights changed" if same else "data or function changed"
         return f"{what} since the last step: what is proved of the run begins anew" if self.history else ""
+
+    def _read(self, x: Any, y: Any) -> Problem:
+        options: dict[str, Any] = {"regularizer": self.regularizer, "processes": self.processes}
+
+        def read() -> Problem:
+            return Problem(self.model, self.loss, x, y, weights=self.trainable, **options)
+
+        try:
+            return read() if self.processes is None else self.processes.together(read)
+        except EvaluationError as error:
+            raise OptimizerError(str(error)) from error
 
     def _check_data(self, x: Any, y: Any) -> None:
         """Targets are given exactly where the loss takes them; a loader brings them."""
@@ -335,6 +336,15 @@ class CertifiedDescent(torch.optim.Optimizer):
         if kind == "float64":
             return "no step: descent cannot be told from round-off here"
         return f"no step: it is below the resolution of {kind}, use double precision"
+
+    @plainly
+    def value(self, x: Any, y: Any = None) -> float:
+        """The objective at the present weights, in double precision; all processes of a group ask together."""
+        self._check_data(x, y)
+        problem = self._read(x, y)
+        if self.processes is None:
+            return problem.start.value
+        return float(self.processes.led(lambda: problem.start.value, lambda _: problem.assist(), OptimizerError))
 
     def stationarity(self) -> Stationarity:
         """The smallest gradient norm of the last run and the proved bound on it."""

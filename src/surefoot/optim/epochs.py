@@ -55,8 +55,6 @@ class ProvedEpochs:
             data, after each epoch; what was lowest on them is what a run ends with, and it ends early where they
             do not get lower.
         progress: called with the record of each check.
-        group: a process group of ``torch.distributed``: every process has a loader of its part of the data and the
-            model in ``DistributedDataParallel``.
 
     Attributes:
         rate: the learning rate of the first parameter group; 0 before it was found.
@@ -80,7 +78,6 @@ class ProvedEpochs:
         data: Iterable[Any] | None = None,
         held_out: Iterable[Any] | None = None,
         progress: Callable[[EpochRecord], object] | None = None,
-        group: Any = None,
     ) -> None:
         if not isinstance(model, nn.Module) or not (isinstance(optimizer, Optimizer) or callable(optimizer)):
             raise TypeError("write ProvedEpochs(torch.optim.Adam(model.parameters()), loss, loader, model=model)")
@@ -102,7 +99,7 @@ class ProvedEpochs:
         self.loss, self.progress = check_loss(loss, "the batches (x, y)"), progress
         self.held_out = held_out is not None
         judges: Any = held_out if held_out is not None else loader if data is None else data
-        self.keep = KeepIfLower(model, optimizer, self.loss, judges, slower=1.0, group=group)
+        self.keep = KeepIfLower(model, optimizer, self.loss, judges, slower=1.0)
         self.rate, self._first, self._lowest = 0.0, 0.0, math.inf  # that of trials; mean loss of an epoch
         self._ratios = [rate / rates[0] for rate in rates]
         try:
@@ -133,7 +130,7 @@ class ProvedEpochs:
         def left() -> float:  # the part of the budget
             if epochs is not None:
                 return 1 - self._spent / epochs
-            return self._agreed(1 - (time.monotonic() - start) / (seconds or 1.0))
+            return 1 - (time.monotonic() - start) / (seconds or 1.0)
 
         if not self.rate:
             self._find_rate()
@@ -189,16 +186,11 @@ class ProvedEpochs:
             if not total <= limit or total == math.inf:
                 total = math.inf
                 break
-        return self._agreed(total / max(count, 1))
+        return total / max(count, 1)
 
     def _loss_of(self, x: Any, y: Any) -> Any:
         args, kwargs = as_inputs(x)
         return self.loss(selected(self.model(*args, **kwargs)), y)
-
-    def _agreed(self, number: float) -> float:
-        """The mean over all processes, so that all decide alike."""
-        processes = self.keep.processes
-        return number if processes is None else math.fsum(processes.gathered(lambda: number)) / processes.size
 
     def _find_rate(self) -> None:
         """A rate to begin with: trials of a few batches from the same state, judged on these."""
@@ -215,7 +207,7 @@ class ProvedEpochs:
                     level = math.fsum(float(self._loss_of(x, y)) for x, y in few) / len(few)
             self.keep.restore(start)
             self._spent += 4 / 3 * len(few) / self._count
-            return self._agreed(level) if math.isfinite(level) else math.inf
+            return level if math.isfinite(level) else math.inf
 
         rate = float(self.optimizer.param_groups[0]["lr"])
         before = [value.detach().double().clone() for value in self._parameters]
