@@ -26,6 +26,7 @@ from surefoot.guarantees import (
     iterations,
     seen_from_weights,
     step_from,
+    require_room,
 )
 from surefoot.magnitude import Magnitude
 

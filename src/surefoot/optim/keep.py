@@ -228,8 +228,22 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         model.eval()
         yield
     finally:
-        for module, mode in modes:
-            module.training = mode
+        try:
+            for module, mode in modes:
+                module.training = mode
+        finally:  # an interrupt on the way back leaves no module behind
+            for module, mode in modes:
+                module.training = mode
+
+
+class _Regrouped:
+    """Batches that the loader cut in another way: no list, whose batches are what somebody made them."""
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
 
 
 def larger_batches(loader: Iterable[Any]) -> Iterable[Any]:
@@ -252,5 +266,5 @@ def larger_batches(loader: Iterable[Any]) -> Iterable[Any]:
     chosen = max(exact, default=min(most, len(samples)))
     if type(loader.dataset) is TensorDataset and loader.collate_fn is default_collate:
         rows = torch.tensor(list(samples)).split(chosen)  # which does not stack samples one by one
-        return [tuple(tensor[part] for tensor in loader.dataset.tensors) for part in rows]
+        return _Regrouped([tuple(tensor[part] for tensor in loader.dataset.tensors) for part in rows])
     return regrouped(loader, samples, chosen)
