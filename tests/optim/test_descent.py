@@ -433,7 +433,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "direction": (lambda: CertifiedDescent(network(), sf.CrossEntropy(), direction="up"), ValueError, "lbfgs"),
     "both": (lambda: CertifiedDescent(network(), sf.CrossEntropy(), weight_decay=1.0, regularizer=sf.Ridge(1.0)),
              ValueError, "not both"),
-    "kinks": (lambda: CertifiedDescent(network(), sf.CrossEntropy(), regularizer=sf.ElasticNet(0.1, 0.1)),
+    "kinks": (lambda: CertifiedDescent(network(), sf.CrossEntropy(), regularizer=sf.objectives.ElasticNet(0.1, 0.1)),
               ValueError, "kinks"),
     "frozen": (lambda: CertifiedDescent(network().requires_grad_(False), sf.CrossEntropy()), ValueError,
                "requires_grad_"),

@@ -143,7 +143,7 @@ def test_refusals() -> None:
     with pytest.raises(GuaranteeError, match=r"surefoot\.smooth"):
         relu = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).double()
         ProjectedGradient(relu, sf.CrossEntropy(), data, sf.Ball(1.0))
-    for options in ({"domain": sf.Box(-1.0, 1.0)}, {"regularizer": sf.ElasticNet(0.1, 0.1)}):
+    for options in ({"domain": sf.Box(-1.0, 1.0)}, {"regularizer": sf.objectives.ElasticNet(0.1, 0.1)}):
         with pytest.raises(TypeError, match="ProductBall"):
             ProjectedGradient(network(), sf.CrossEntropy(), data, **options)
     with pytest.raises(SurefootError, match="radii"):
