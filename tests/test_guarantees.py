@@ -24,9 +24,9 @@ from surefoot.guarantees import (
     damped_rate,
     damping,
     iterations,
+    require_room,
     seen_from_weights,
     step_from,
-    require_room,
 )
 from surefoot.magnitude import Magnitude
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 import traceback
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

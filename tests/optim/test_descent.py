@@ -412,6 +412,7 @@ def test_hooks_of_torch_are_called() -> None:
 
 
 X, Y = data()
+KINKS = sf.objectives.ElasticNet(0.1, 0.1)
 BAD = X.clone()
 BAD[0, 0] = torch.nan
 
@@ -433,24 +434,25 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "direction": (lambda: CertifiedDescent(network(), sf.CrossEntropy(), direction="up"), ValueError, "lbfgs"),
     "both": (lambda: CertifiedDescent(network(), sf.CrossEntropy(), weight_decay=1.0, regularizer=sf.Ridge(1.0)),
              ValueError, "not both"),
-    "kinks": (lambda: CertifiedDescent(network(), sf.CrossEntropy(), regularizer=sf.objectives.ElasticNet(0.1, 0.1)),
+    "kinks": (lambda: CertifiedDescent(network(), sf.CrossEntropy(), regularizer=KINKS),
               ValueError, "kinks"),
     "frozen": (lambda: CertifiedDescent(network().requires_grad_(False), sf.CrossEntropy()), ValueError,
                "requires_grad_"),
-    "strangers": (lambda: CertifiedDescent(network(), sf.CrossEntropy(), params=network().parameters()), ValueError,
-                  "not parameters of the model"),
+    "strangers": (lambda: CertifiedDescent(network(), sf.CrossEntropy(), params=network().parameters()),
+                  ValueError, "not parameters of the model"),
     "half": (lambda: CertifiedDescent(m := network(), sf.CrossEntropy(),
              direction=torch.optim.SGD(m[2].parameters(), lr=0.1)), ValueError, "does not hold '0.weight'"),
     "shape": (lambda: CertifiedDescent(network(), sf.CrossEntropy(), direction=lambda w, g: {}).step(X, Y),
               ValueError, "right shape"),
     "no batch": (lambda: CertifiedDescent(network(), sf.CrossEntropy()).step(), OptimizerError, r"step\(x, y\)"),
-    "no targets": (lambda: CertifiedDescent(network(), sf.CrossEntropy()).step(X), OptimizerError, "takes targets"),
+    "no targets": (lambda: CertifiedDescent(network(), sf.CrossEntropy()).step(X), OptimizerError, "targets"),
     "twice": (lambda: CertifiedDescent(network(), sf.CrossEntropy()).step([(X, Y)], Y), OptimizerError, "brings"),
     "pairs": (lambda: CertifiedDescent(network(), sf.CrossEntropy()).step([(X, Y, Y)]), OptimizerError, "pairs"),
     "segment": (lambda: CertifiedDescent(network(), sf.CrossEntropy(), proof="segment").step([(X, Y)]),
                 OptimizerError, "one batch"),
     "nan": (lambda: CertifiedDescent(network(), sf.CrossEntropy()).step(BAD, Y), SurefootError, "NaN"),
-    "slope": (lambda: CertifiedDescent(Root(), sf.Square()).step(X[:, :2].abs(), X[:, :1]), OptimizerError, "'weight'"),
+    "slope": (lambda: CertifiedDescent(Root(), sf.Square()).step(X[:, :2].abs(), X[:, :1]), OptimizerError,
+              "'weight'"),
     "dropout": (lambda: CertifiedDescent(nn.Sequential(network(), nn.Dropout()), sf.CrossEntropy()).step(X, Y),
                 SurefootError, "random"),
     "lazy": (lambda: CertifiedDescent(nn.LazyLinear(3).double(), sf.CrossEntropy()).step(X, Y), SurefootError,

@@ -191,7 +191,9 @@ def test_held_out_data_decide() -> None:
     x, y = torch.randn(40, 4), torch.randint(2, (40,))  # nothing to learn but noise
     model = network()
     batches = [(x[:10], y[:10]), (x[10:20], y[10:20])]
-    training = sf.ProvedEpochs(torch.optim.Adam, sf.CrossEntropy(), batches, model=model, held_out=[(x[20:], y[20:])])
+    training = sf.ProvedEpochs(
+        torch.optim.Adam, sf.CrossEntropy(), batches, model=model, held_out=[(x[20:], y[20:])]
+    )
     value = training.run(epochs=200)
     assert value == pytest.approx(exact(model, x[20:], y[20:]), abs=training.value.error + 1e-12)
     assert value == min(record.value for record in training.history if record.accepted)
@@ -233,8 +235,8 @@ REFUSALS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "iterator": (lambda: made(loader=iter([(X, Y)])), TypeError, "many times"),
     "strangers": (lambda: made(optimizer=torch.optim.Adam(network().parameters())), ValueError, "not parameters"),
     "targets": (lambda: made(loss=sf.CrossEntropy(Y)), ValueError, "without targets"),
-    "no rate": (lambda: made(model=(m := network()), optimizer=torch.optim.SGD(m.parameters(), lr=0.0)), OptimizerError,
-                "positive"),
+    "no rate": (lambda: made(model=(m := network()), optimizer=torch.optim.SGD(m.parameters(), lr=0.0)),
+                OptimizerError, "positive"),
     "budget": (lambda: made().run(), ValueError, "positive number"),
     "two budgets": (lambda: made().run(epochs=3, seconds=1.0), ValueError, "positive number"),
     "nan": (lambda: made(model=steep()), SurefootError, "NaN"),

@@ -39,12 +39,16 @@ def mean(model: nn.Module, data: list[tuple[Tensor, Tensor]]) -> float:
 
 def sizes(model: nn.Module, start: dict[str, Tensor] | None = None) -> list[float]:
     """The exact distance of each layer from the origin, or of all weights from the start."""
-    away = {n: p.detach().double() - (0 if start is None else start[n].double()) for n, p in model.named_parameters()}
+    away = {
+        n: p.detach().double() - (0 if start is None else start[n].double()) for n, p in model.named_parameters()
+    }
     if start is not None:
         return [math.sqrt(math.fsum(float(v) ** 2 for part in away.values() for v in part.flatten()))]
     blocks = {name.rpartition(".")[0] for name in away}
-    return [math.sqrt(math.fsum(float(v) ** 2 for n, p in away.items() if n.startswith(b + ".") for v in p.flatten()))
-            for b in blocks]  # fmt: skip
+    entries = {
+        b: [float(v) for n, p in away.items() if n.startswith(b + ".") for v in p.flatten()] for b in blocks
+    }
+    return [math.sqrt(math.fsum(v * v for v in each)) for each in entries.values()]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -90,7 +94,9 @@ def test_constants_are_those_of_the_theorems() -> None:
     data, domain = batches(), sf.Ball(0.3)
     made = {kind: kind(network(), sf.CrossEntropy(), data, domain) for kind in KINDS}
     model = network()
-    largest = max(float(sf.certify(model, x, objective=sf.CrossEntropy(y), domain=domain).smoothness) for x, y in data)
+    largest = max(
+        float(sf.certify(model, x, objective=sf.CrossEntropy(y), domain=domain).smoothness) for x, y in data
+    )
     theta = 2 / (1 + math.sqrt(1 + 2 * 3 * 2))
     for kind, step, factor in ((ProjectedGradient, 1.0, 2.0), (ProjectedSGD, 0.5, 4.0),
                                (ProjectedSVRG, theta, 2 / theta)):  # fmt: skip
@@ -140,8 +146,8 @@ def test_weights_that_are_moved_are_projected_and_other_functions_refused() -> N
 
 def test_refusals() -> None:
     data = batches()
+    relu = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).double()
     with pytest.raises(GuaranteeError, match=r"surefoot\.smooth"):
-        relu = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).double()
         ProjectedGradient(relu, sf.CrossEntropy(), data, sf.Ball(1.0))
     for options in ({"domain": sf.Box(-1.0, 1.0)}, {"regularizer": sf.objectives.ElasticNet(0.1, 0.1)}):
         with pytest.raises(TypeError, match="ProductBall"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import weakref
-from itertools import pairwise
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from surefoot.oracles import kronecker
 from surefoot.oracles.choice import Sizes
 from surefoot.oracles.kronecker import Kronecker
 from surefoot.oracles.primal import Primal
-from surefoot.oracles.problem import ParameterSpace, Problem, Step
+from surefoot.oracles.problem import ParameterSpace, Problem
 
 F64 = torch.float64
 Ridge = sf.objectives.Ridge

@@ -72,7 +72,9 @@ def trained(network: nn.Module, part: Part, **group: Any) -> dict[str, Any]:
 def proved(network: nn.Module, *data: Any, **group: Any) -> tuple[Any, ...]:
     """Weights, losses and proved decreases of Gauss-Newton steps."""
     model = copy.deepcopy(network)
-    training = GaussNewton(model, sf.CrossEntropy(), solver="dual", adapt=False, proof="evaluation", weight_decay=0.01, **group)
+    training = GaussNewton(
+        model, sf.CrossEntropy(), solver="dual", adapt=False, proof="evaluation", weight_decay=0.01, **group
+    )
     given = data[0] if isinstance(data[0], tuple) else data
     losses = [training.step(*given) for _ in range(2)]
     losses.append(training.value(*given))

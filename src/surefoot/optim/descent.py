@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from surefoot.errors import EvaluationError, SurefootError
 from surefoot.graph.checks import as_inputs, is_loader, plainly, unwrapped
@@ -293,11 +293,11 @@ class CertifiedDescent(torch.optim.Optimizer):
         problem.write(after)
         self._point = after
         if self.proof == "segment":
-            return StepRecord(loss, size, step, None, self._segments.decrease, smoothness, note)
-        if self.proof == "evaluation":
+            promise = self._segments.decrease
+        elif self.proof == "evaluation":
             promise = math.nextafter(point.enclosed(math.inf).lower - after.enclosed(math.inf).upper, 0.0)
         after.release()
-        return StepRecord(point.value, size, step, point.value - after.value, promise, None, note)
+        return StepRecord(point.value, size, step, point.value - after.value, promise, smoothness, note)
 
     def _search(self, point: Point) -> tuple[float, Point, float | None, str] | None:
         """A step along the direction, else along the gradient, that is proved to descend."""
@@ -433,8 +433,8 @@ class GaussNewton(CertifiedDescent):
 
 
 class Newton(GaussNewton):
-    """Newton steps: the objective is replaced by its quadratic model, and the damping doubled until that is bounded
-    below. Everything else is as for :class:`GaussNewton`; the loss need not be convex.
+    """Newton steps: the objective is replaced by its quadratic model, and the damping doubled until that has a
+    minimum. Everything else is as for :class:`GaussNewton`; the loss need not be convex.
 
     >>> _ = torch.manual_seed(0)
     >>> model, x = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2)), torch.eye(2)

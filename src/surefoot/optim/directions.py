@@ -129,6 +129,6 @@ def from_outside(given: Any, weights: Mapping[str, nn.Parameter]) -> Gradient:
     if callable(given) and not isinstance(given, str | type):
         return FromFunction(given)
     raise ValueError(
-        "direction is 'lbfgs', 'gradient', 'gauss_newton', 'newton', a torch.optim class or instance, or a function "
-        f"of weights and gradient, got {given!r}"
+        "direction is 'lbfgs', 'gradient', 'gauss_newton', 'newton', a torch.optim class or instance, or a "
+        f"function of weights and gradient, got {given!r}"
     )

@@ -19,7 +19,11 @@ from surefoot.optim.keep import EpochRecord, KeepIfLower
 from surefoot.valuation.valuer import Evaluation
 
 _EVERY, _CHECK = 10, 0.5  # epochs between two checks, and what a check costs in epochs
-_UP, _DOWN, _HALF = 1.25, 0.7, 0.5  # of the rate: after an epoch lower than all before, after any other, after damage
+_UP, _DOWN, _HALF = (
+    1.25,
+    0.7,
+    0.5,
+)  # of the rate: after an epoch lower than all before, after any other, after damage
 _FLOOR = 0.01  # of the rate that trials led to: it falls no lower
 _FAR = 4.0  # times the lowest loss of an epoch: damage
 _MOVE = 0.03  # by which part of their length weights are to move in the first step of the first trial
@@ -247,7 +251,9 @@ class ProvedEpochs:
             ValueError: if the state is that of something else.
         """
         if state_dict.get("kind") != type(self).__name__:
-            raise ValueError(f"this is the state of {state_dict.get('kind') or 'an optimizer'}, not of ProvedEpochs")
+            raise ValueError(
+                f"this is the state of {state_dict.get('kind') or 'an optimizer'}, not of ProvedEpochs"
+            )
         self.optimizer.load_state_dict(state_dict["optimizer"])
         self.rate, self._first, self._lowest = state_dict["rates"]
         self.keep.history = History.of(EpochRecord, state_dict["history"])

@@ -115,8 +115,8 @@ class KeepIfLower:
         self.value = self._evaluated(2)
         if not math.isfinite(self.value.error):
             raise EvaluationError(
-                f"no error of the value {self.value.value:g} can be proved: {self._stream.obstacle or 'the model'} is "
-                "too steep at these weights, or jumps"
+                f"no error of the value {self.value.value:g} can be proved: "
+                f"{self._stream.obstacle or 'the model'} is too steep at these weights, or jumps"
             )
         self.history: History[EpochRecord] = History([EpochRecord(*vars(self.value).values(), True, self._rate)])
         self._accepted = self.snapshot()
@@ -159,7 +159,9 @@ class KeepIfLower:
         for level in range(self._level, 3):
             self._level = level  # as training goes on, decreases get smaller, and rough values decide no more
             value = self._evaluated(level)
-            other = any(self._functions[kind] != functions.get(kind, self._functions[kind]) for kind in self._functions)
+            other = any(
+                self._functions[kind] != functions.get(kind, self._functions[kind]) for kind in self._functions
+            )
             if other:
                 note, functions = "the model computes another function than at the last check", self._functions
             if other or (level == 2 and value.value < self.value.value and value.upper >= self.value.lower):
@@ -247,8 +249,8 @@ class _Regrouped:
 
 
 def larger_batches(loader: Iterable[Any]) -> Iterable[Any]:
-    """The samples that a plain ``DataLoader`` gives, in a fixed order and in batches that are eight times as large,
-    or less where samples are large, so that memory stays near that of training; anything else as it is.
+    """The samples that a plain ``DataLoader`` gives, in a fixed order and in batches that are eight times as
+    large, or less where samples are large, so that memory stays near that of training; anything else as it is.
     """
     refuse_random_samples(loader)
     samples = samples_of(loader)

@@ -1,4 +1,4 @@
-"""The objective of a model on given data, and its points: weights with value, gradient and enclosure when asked."""
+"""The objective of a model on given data, and its points: weights with value, gradient and enclosure."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from surefoot.graph.guard import Guard
 from surefoot.objectives import Objective, Regularizer
 from surefoot.operations.captured import capture
 from surefoot.processes import Processes
+from surefoot.torch_private import copied_together
 from surefoot.valuation.single import is_exact_here
 from surefoot.valuation.streamed import Streamed, StreamedValuer
 from surefoot.valuation.valuer import Evaluation, InfiniteValue, Valuer
@@ -102,10 +103,7 @@ class Problem:
 
     def is_at(self, point: Point) -> bool:
         """Whether the model has the weights of a point."""
-        for name, value in self.weights.items():
-            if not torch.equal(value, point.weights[name]):
-                return False
-        return True
+        return all(map(torch.equal, self.weights.values(), point.weights.values()))
 
     @property
     def start(self) -> Point:
@@ -146,10 +144,9 @@ class Problem:
         return {**self._rest, **weights}
 
     def write(self, point: Point) -> None:
-        """Set the weights of the model."""
+        """Set the weights of the model, in one call that no interrupt comes between."""
         with torch.no_grad():
-            for name, parameter in self.weights.items():
-                parameter.copy_(point.weights[name])
+            copied_together(list(self.weights.values()), list(point.weights.values()))
 
     def streamed(self, weights: Mapping[str, Tensor], derivatives: bool, single: bool) -> Streamed:
         """One pass over all data; with several processes, process 0 asks the others to help."""
@@ -161,7 +158,8 @@ class Problem:
 
     def assist(self, weights: Mapping[str, Tensor] | None = None) -> Streamed:
         """A pass that all processes make together, at the weights of process 0; all get the whole gradient."""
-        assert self.processes is not None and self.stream is not None
+        assert self.processes is not None
+        assert self.stream is not None
         point = {name: value.detach().clone() for name, value in (weights or self.weights).items()}
         self.processes.spread(point.values())
         part = self.stream.evaluate(self.everything(point), derivatives=True)

@@ -2,9 +2,8 @@ r"""The paper's projected methods: Theorem conv_grad and its remarks, with expli
 
 The objective is :math:`F = \sum_ip_if_i` on a closed convex set, with :math:`f_i` those of batches and
 :math:`p_i` their parts of all samples; every :math:`f_i` is certified to be L-smooth on the set. P is the
-projection, and :math:`G(u) = (u - P(u - \gamma\nabla F(u)))/\gamma` the gradient mapping, the gradient where P does
-nothing. A projected point :math:`p = P(u - \gamma g)` satisfies :math:`\langle u - \gamma g - p, z - p\rangle \le
-0`, that is, for all z of the set
+projection, :math:`G(u) = (u - P(u - \gamma\nabla F(u)))/\gamma` the gradient mapping. A projected point :math:`p =
+P(u - \gamma g)` satisfies :math:`\langle u - \gamma g - p, z - p\rangle \le 0`, that is, for all z of the set
 
 .. math:: \langle g, p - z\rangle \le \tfrac1{2\gamma}(\|z - u\|^2 - \|p - u\|^2 - \|z - p\|^2) . \tag{1}
 
@@ -95,13 +94,19 @@ class ProjectedGradient:
     ) -> None:
         loss, domain = check_loss(loss, "the data"), ProductBall(1.0) if domain is None else domain
         if not isinstance(domain, ProductBall | Ball) or not (regularizer is None or regularizer.smooth):
-            raise TypeError(f"the theorem is for a ProductBall or a Ball, and no kinks: got {domain}, {regularizer}")
+            raise TypeError(
+                f"the theorem is for a ProductBall or a Ball, and no kinks: got {domain}, {regularizer}"
+            )
         self.data = [data] if isinstance(data, tuple) else list(data)
         weights = {name: value for name, value in model.named_parameters() if value.requires_grad}
-        self._problems = [Problem(model, loss, *pair, weights=weights, regularizer=regularizer) for pair in self.data]
+        self._problems = [
+            Problem(model, loss, *pair, weights=weights, regularizer=regularizer) for pair in self.data
+        ]
         counts = torch.tensor([float(len(y)) for _, y in self.data], dtype=torch.float64)
         self._parts: list[float] = (counts / counts.sum()).tolist()
-        centre = domain.center if isinstance(domain.center, Mapping) else weights if domain.center == "present" else {}
+        centre = (
+            domain.center if isinstance(domain.center, Mapping) else weights if domain.center == "present" else {}
+        )
         self._centre = {name: value.detach().double().clone() for name, value in centre.items()}
         graph = self._problems[0].graph
         assert graph is not None
@@ -160,7 +165,9 @@ class ProjectedGradient:
 
     def _advance(self) -> bool:
         """Move the point; says whether the step is proved one by one."""
-        self._point = self._project(self._point.vector - self.length * self._mean(self._point, lambda p: p.gradient))
+        self._point = self._project(
+            self._point.vector - self.length * self._mean(self._point, lambda p: p.gradient)
+        )
         return True
 
     def _record(self, before: Point, proved: bool) -> StepRecord:
@@ -199,7 +206,9 @@ class ProjectedGradient:
             scale, slack = 1.0, 2.0**-50
             while (size := norm([stored[n].double() - centre[n] for n in names]) * (1 + 2.0**-50)) > radius:
                 if slack > 4:
-                    raise DomainError(f"no weights of this type are within {radius:g} of the centre of '{names[0]}'")
+                    raise DomainError(
+                        f"no weights of this type are within {radius:g} of the centre of '{names[0]}'"
+                    )
                 scale *= min(radius / float(size), 1.0) * max(1 - slack, 0.0)
                 slack *= 4
                 for n in names:
