@@ -86,7 +86,8 @@ class ProvedEpochs:
         if not isinstance(model, nn.Module) or not (isinstance(optimizer, Optimizer) or callable(optimizer)):
             raise TypeError("write ProvedEpochs(torch.optim.Adam(model.parameters()), loss, loader, model=model)")
         if not isinstance(optimizer, Optimizer):
-            optimizer = optimizer(unwrapped(model).parameters())
+            make: Any = optimizer
+            optimizer = make(unwrapped(model).parameters())
         if not is_loader(loader) or isinstance(loader, Iterator):
             raise TypeError(
                 "the loader is a DataLoader, a list of batches (x, y), or another iterable that can be read many "
@@ -185,7 +186,7 @@ class ProvedEpochs:
                 loss.backward()
                 return loss
 
-            loss = self.optimizer.step(closure)
+            loss: Any = self.optimizer.step(closure)
             total, count = total + (math.inf if loss is None else float(loss.detach())), count + 1
             if not total <= limit or total == math.inf:
                 total = math.inf

@@ -118,7 +118,9 @@ class KeepIfLower:
                 f"no error of the value {self.value.value:g} can be proved: "
                 f"{self._stream.obstacle or 'the model'} is too steep at these weights, or jumps"
             )
-        self.history: History[EpochRecord] = History([EpochRecord(*vars(self.value).values(), True, self._rate)])
+        self.history: History[EpochRecord] = History(
+            [EpochRecord(self.value.value, self.value.error, True, self._rate)]
+        )
         self._accepted = self.snapshot()
 
     @plainly
