@@ -85,26 +85,25 @@ class ProvedEpochs:
     ) -> None:
         if not isinstance(model, nn.Module) or not (isinstance(optimizer, Optimizer) or callable(optimizer)):
             raise TypeError("write ProvedEpochs(torch.optim.Adam(model.parameters()), loss, loader, model=model)")
-        if not isinstance(optimizer, Optimizer):
-            make: Any = optimizer
-            optimizer = make(unwrapped(model).parameters())
+        make: Any = optimizer
+        chosen: Optimizer = optimizer if isinstance(optimizer, Optimizer) else make(unwrapped(model).parameters())
         if not is_loader(loader) or isinstance(loader, Iterator):
             raise TypeError(
                 "the loader is a DataLoader, a list of batches (x, y), or another iterable that can be read many "
                 f"times, got {type(loader).__name__}"
             )
         members = {id(value) for value in unwrapped(model).parameters()}
-        self._parameters = [value for settings in optimizer.param_groups for value in settings["params"]]
+        self._parameters = [value for settings in chosen.param_groups for value in settings["params"]]
         if strangers := sum(id(value) not in members for value in self._parameters):
             raise ValueError(f"{strangers} of the optimizer's parameters are not parameters of the model")
-        rates = [float(settings.get("lr", math.nan)) for settings in optimizer.param_groups]
+        rates = [float(settings.get("lr", math.nan)) for settings in chosen.param_groups]
         if not all(0 < rate < math.inf for rate in rates):
             raise OptimizerError(f"the optimizer's rates 'lr' are positive numbers to begin with, got {rates}")
-        self.model, self.optimizer, self.loader = model, optimizer, loader
+        self.model, self.optimizer, self.loader = model, chosen, loader
         self.loss, self.progress = check_loss(loss, "the batches (x, y)"), progress
         self.held_out = held_out is not None
         judges: Any = held_out if held_out is not None else loader if data is None else data
-        self.keep = KeepIfLower(model, optimizer, self.loss, judges, slower=1.0)
+        self.keep = KeepIfLower(model, chosen, self.loss, judges, slower=1.0)
         self.rate, self._first, self._lowest = 0.0, 0.0, math.inf  # that of trials; mean loss of an epoch
         self._ratios = [rate / rates[0] for rate in rates]
         try:
