@@ -22,7 +22,7 @@
   mini-batches of several processes; ``sharded_batches``: of those that have a part of the weights each.
 * ``second_order``: :class:`GaussNewton` and :class:`Newton`; ``damped``: what they share; ``forcing``: how
   exactly they solve; ``trust_region``: damping by the length of steps;
-  ``preconditioning``: whether their conjugate gradients are preconditioned.
+  ``X``: whether their conjugate gradients are preconditioned.
 """
 
 from surefoot.optim.base import GuaranteedOptimizer, OptimizerError

@@ -31,7 +31,7 @@ from surefoot.optim.record import StepRecord
 from surefoot.optim.stored import Proposal, Tensors, norm_of, promised, resolution, rounded, square_of, stored
 from surefoot.optim.trust_region import next_radius, on_ball
 from surefoot.oracles.problem import OracleError, Problem, Step
-from surefoot.oracles.search_along import armijo
+from surefoot.oracles.search import armijo
 from surefoot.processes import Processes
 from surefoot.torch_private import is_sharded
 
