@@ -16,8 +16,6 @@ import surefoot as sf
 from surefoot.batches import Batches
 from surefoot.certificate.pieces import InPieces
 from surefoot.optim import GaussNewton, Newton, ProvedEpochs
-from surefoot.oracles.factor import factor_of
-from surefoot.oracles.gram_pieces import assemble_pieces
 from surefoot.oracles.problem import Problem
 from surefoot.processes import Processes
 from surefoot.theorems.pieces import Pieces
@@ -27,7 +25,6 @@ ORACLES: dict[str, tuple[Any, dict[str, Any]]] = {
     "gradient": (sf.oracles.gradient, {"kappa": 2.0}),
     "primal": (sf.oracles.gauss_newton, {"method": "primal", "regularizer": sf.Ridge(0.1)}),
     "dual": (sf.oracles.gauss_newton, {"method": "dual"}),
-    "gram": (sf.oracles.gauss_newton, {"method": "dual_gram", "regularizer": sf.Ridge(0.1)}),
     "conjugate": (sf.oracles.newton, {"method": "cg", "kappa": 0.5}),
 }
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -97,7 +94,7 @@ def calls(model: nn.Module, loader: Any, **group: Any) -> dict[str, Any]:
         "gradient": lambda: sf.oracles.gradient(sf.Chain(model, loader), loss, **group),
         **{
             f"gauss_newton, {method}": partial(_gauss_newton, model, loader, method=method, **group)
-            for method in ("auto", "dual", "dual_gram")
+            for method in ("auto", "dual")
         },
         "newton": lambda: sf.oracles.newton(sf.Chain(model, loader), loss, kappa=1.0, method="cg", **group),
         "CertifiedDescent": lambda: sf.CertifiedDescent(model, loss, **group).step(loader),
@@ -175,8 +172,8 @@ def of_shards(model: nn.Module, part: Part, make: Any, **group: Any) -> dict[str
 
 
 def sent(network: nn.Module, part: Part, group: Any) -> list[int]:
-    """Bytes that this process hands over: a pull-back, a push-forward, factors of a Gram matrix, its blocks, and a
-    certificate at the weights.
+    """Bytes that this process hands over: a pull-back, a push-forward, blocks of a Gram matrix, and a certificate
+    at the weights.
     """
     x, y = part
     processes = Processes(group)
@@ -184,7 +181,6 @@ def sent(network: nn.Module, part: Part, group: Any) -> list[int]:
     asked: list[Any] = [
         lambda: problem.autodiff.pullback(problem.slope),
         lambda: problem.autodiff.pushforward(problem.parameters),
-        lambda: assemble_pieces(problem, factor_of(problem, torch.float64)),
     ]
     found = []
     for ask in asked:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import distribute_tensor
 
 import surefoot as sf
 from surefoot.graph import sharded
@@ -89,30 +89,6 @@ def test_a_weight_that_is_computed_from_others(group: Any) -> None:
     found = sf.evaluate(shards(plain(), group), x, sf.CrossEntropy(), y, group=group)
     whole = sf.evaluate(plain(), x, sf.CrossEntropy(y))
     assert abs(found.value - whole.value) <= found.error + whole.error
-
-
-ORACLES: dict[str, Callable[..., Any]] = {
-    "gradient": sf.oracles.gradient,
-    "primal": lambda *given, **options: sf.oracles.gauss_newton(*given, method="primal", **options),
-    "newton": lambda *given, **options: sf.oracles.newton(*given, method="cg", **options),
-}
-
-
-@pytest.mark.parametrize("name", ORACLES)
-def test_directions_lie_as_the_weights_do_or_are_whole(group: Any, name: str) -> None:
-    """DTensors where weights are gathered at use; whole tensors of one process on its own data."""
-    x, y = data()
-    model = shards(plain(), group)
-    oracle, chain, loss = ORACLES[name], sf.Chain(model, x), sf.CrossEntropy(y)
-    expected = oracle(sf.Chain(plain(), x), loss, kappa=5.0).direction
-    lying, whole = (oracle(chain, loss, kappa=5.0, **given).direction for given in ({"group": group}, {}))
-    weights = dict(model.named_parameters())
-    for path, value in lying.items():
-        assert isinstance(value, DTensor)
-        assert value.placements == weights[path].placements  # type: ignore[attr-defined]
-        assert torch.allclose(value.full_tensor(), expected[path], rtol=0, atol=1e-8)
-        assert not isinstance(whole[path], DTensor)
-        assert torch.allclose(whole[path], expected[path], rtol=0, atol=1e-8)
 
 
 def test_a_mesh_of_two_dimensions_without_a_group_gathers_all(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 import surefoot as sf
 from surefoot.graph import outline, placed
 from surefoot.graph.fetched import Fetched
-from surefoot.optim import GaussNewton, Newton, ProvedEpochs
+from surefoot.optim import ProvedEpochs
 from surefoot.processes import ProcessLost
 
 STARTS = (0, 17, 17, 30)  # the samples of three processes, one of which has none
@@ -29,22 +29,12 @@ RUNS: dict[str, tuple[Any, dict[str, Any]]] = {
     "lbfgs": (sf.CertifiedDescent, {"weight_decay": 0.01}),
     "conjugate": (sf.CertifiedDescent, {"direction": "conjugate"}),
     "gradient": (sf.CertifiedDescent, {"regularizer": sf.ElasticNet(0.01, 0.01)}),
-    "primal": (GaussNewton, {"method": "primal", "tolerance": 0.5, "line_search": "armijo"}),
-    "dual": (GaussNewton, {"method": "dual", "tolerance": 0.5, "damping": "trust_region"}),
-    "newton": (Newton, {"method": "cg", "regularizer": sf.Ridge(0.01)}),
-}
-ORACLES: dict[str, tuple[Any, dict[str, Any]]] = {
-    "gradient": (sf.oracles.gradient, {"kappa": 2.0}),
-    "primal": (sf.oracles.gauss_newton, {"tolerance": 0.3, "method": "primal"}),
-    "dual": (sf.oracles.gauss_newton, {"method": "dual"}),
-    "newton": (sf.oracles.newton, {"method": "cg", "kappa": 2.0}),
 }
 CERTIFIED: dict[str, dict[str, Any]] = {  # by model
     "deep": {"effort": "quick", "regularizer": sf.Ridge(0.1)},
     "tied": {"domain": sf.Ball(0.02)},
 }
 TRAINED = ("convolutional", "tied")  # by mini-batches
-LONG = ("dual", "newton")  # of a loader only, and not where weights are gathered one by one: many messages
 
 
 class Tied(nn.Module):
@@ -129,7 +119,7 @@ def epochs(mesh: DeviceMesh, batches: list[Any], group: Any) -> dict[str, Any]:
 
 def asked(name: str, mesh: Any, x: Tensor, y: Tensor, batches: list[Any], **group: Any) -> dict[str, Any]:
     """Values and errors, gradient steps, and runs."""
-    loss, found, left_out = sf.CrossEntropy(), dict[str, Any](), LONG if name == "deep" else ()
+    loss, found = sf.CrossEntropy(), dict[str, Any]()
 
     def model() -> nn.Module:
         return made(name) if mesh is None else shards(made(name), mesh)
@@ -142,18 +132,7 @@ def asked(name: str, mesh: Any, x: Tensor, y: Tensor, batches: list[Any], **grou
         certificate = sf.certify(network, batches, objective=loss, **CERTIFIED[name], **group)
         numbers = [certificate.step_size, *map(float, (certificate.smoothness, certificate.lipschitz))]
         found["certified"] = numbers, certificate.block_gradients
-    for chain, objective, leaving in (
-        (sf.Chain(network, x if len(y) else []), sf.CrossEntropy(y), LONG),
-        (sf.Chain(network, batches), loss, left_out),
-    ):
-        for key, (oracle, options) in ORACLES.items():
-            if key not in leaving:
-                step = oracle(chain, objective, regularizer=sf.Ridge(0.1), **options, **group)
-                direction = {path: whole(value) for path, value in step.direction.items()}
-                found[f"{key} {len(found)}"] = direction, step.kappa, step.model_decrease
     for key, (optimizer, options) in RUNS.items():
-        if key in left_out:
-            continue
         network = model()
         training = optimizer(network, loss, **options, **group)
         losses = [training.step(x, y) for _ in range(STEPS)] + [training.value(x, y)]

@@ -16,7 +16,6 @@ from surefoot.complexity.counted import Counted, counted
 from surefoot.complexity.layers import ComputationCost, OracleCost, computation_cost, oracle_costs
 from surefoot.complexity.traffic import Traffic
 from surefoot.errors import ChainError
-from surefoot.operations.products import is_linear
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 _COUNTS = ("generic", "refined", "structured")  # the ways of counting
@@ -253,12 +252,7 @@ def cost(model: nn.Module, x: Any, processes: int = 1) -> Cost:
     leaves = chain.graph.parameters
     size, width = sum(leaf.spec.numel for leaf in leaves), max(leaf.spec.dtype.itemsize for leaf in leaves)
     both = alone.structured.forward_backward
-    layers = [node for node in chain.graph.nodes if is_linear(node) and len(node.specs[0].shape) == 2]
-    factors = sum(
-        chain.graph.numel(node.args[0].name) + node.numel * alone.outputs // node.specs[0].shape[0]
-        for node in layers
-    )
-    return replace(alone, traffic=Traffic(processes, size, alone.outputs, width, both, factors))
+    return replace(alone, traffic=Traffic(processes, size, alone.outputs, width, both))
 
 
 def chain_cost(chain: Chain) -> Cost:

@@ -6,9 +6,7 @@ sends and all hand over
 * pull-back: the slope, d numbers; gradients, p numbers in double precision, added up;
 * push-forward: the direction, p numbers; outputs, d numbers, added up row by row;
 * certificate that follows all directions (:mod:`surefoot.certificate.pieces`): second derivatives, p² numbers, and
-  a gradient, added up once; some thousand bytes for each ball;
-* Gram matrix (:mod:`surefoot.oracles.gram_pieces`): what linear layers read, and their slopes for each output of a
-  sample. Process 0 sends nothing, the others their share.
+  a gradient, added up once; some thousand bytes for each ball.
 
 Words, failures and sizes are some hundred bytes. An addition of N bytes over a ring moves :math:`2\frac{P-1}PN`
 bytes through each process in :math:`2(P - 1)` messages, sending N bytes to all takes :math:`\lceil\log_2P\rceil`
@@ -34,7 +32,6 @@ class Traffic:
         outputs: d, of all samples.
         width: bytes of one number of the model.
         multiplications: multiplications of a forward and a backward pass over all samples.
-        factors: numbers that linear layers on one vector per sample read, and their slopes, over all samples.
     """
 
     processes: int
@@ -42,7 +39,6 @@ class Traffic:
     outputs: int
     width: int
     multiplications: int
-    factors: int = 0
 
     @property
     def pull(self) -> tuple[int, int]:
@@ -63,11 +59,6 @@ class Traffic:
     def hessian(self) -> tuple[int, int]:
         """Bytes of a gradient and a second derivative at the weights, for certificates."""
         return (_DOUBLE * (self.parameters + self.parameters**2),) * 2
-
-    @property
-    def gram(self) -> tuple[int, int]:
-        """Bytes of the factors of a Gram matrix, for a network of linear layers with even shares."""
-        return 0, self.width * self.factors // self.processes
 
     def gauss_newton(self, iterations: int) -> tuple[int, int]:
         """Bytes of a step by conjugate gradients: a gradient, a push-forward and a pull-back for each iteration,

@@ -41,9 +41,9 @@ class GaussNewton(SecondOrder):
         method: ``"auto"`` or the name of one; see :func:`surefoot.oracles.gauss_newton`.
         tolerance: of the inner solver. By default, ``"auto"`` with a damping that is adapted solves inexactly, by
             the forcing sequence of :mod:`surefoot.optim.forcing`; everything else solves exactly.
-        acceleration: whether steps are bent by their geodesic acceleration (:func:`surefoot.oracles.steps.accelerated`), for
-            methods with a Gram matrix; by default where ``"auto"`` with a damping that is adapted chose such a
-            method.
+        acceleration: whether steps are bent by their geodesic acceleration
+            (:func:`surefoot.oracles.steps.accelerated`), for methods with a Gram matrix; by default where
+            ``"auto"`` with a damping that is adapted chose such a method.
         options: ``damping``, ``line_search``, ``kappa``, ``regularizer``, ``params``, ``lower``, ``until``,
             ``progress``; see :class:`SecondOrder`.
 

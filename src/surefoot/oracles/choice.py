@@ -11,10 +11,11 @@ conjugate gradients, the costs are
 * the Gram matrix of the parameters: :math:`dp^2/2` for the product, :math:`p^3/6` for its factor;
 * that of the dual: :math:`k(4d + 2n^2)q` for layers that are stored as factors with q results in all, and 4kdp for
   all others; or, where that is more than the Gram matrix and its factor, twice these;
-* dynamic programming: :func:`surefoot.complexity.layers.newton_layer` for each computation.
+* dynamic programming: :func:`surefoot.complexity.layers.newton_layer` for each computation, and a pull-back
+  through it for each number of its states and for twice those of its parameters.
 
-k is not known before; it is taken to be what conjugate gradients need where the damping is not tiny: a few for each
-factor of ten. What needs a matrix that is too large costs infinitely much.
+k is not known before; it is taken to be what conjugate gradients need where the damping is not tiny: a few for
+each factor of ten. What needs a matrix that is too large costs infinitely much.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 from surefoot.complexity.layers import computation_cost, newton_layer
 from surefoot.oracles.problem import Problem
 from surefoot.oracles.quadratic import fits
-from surefoot.oracles.samples import MOST, single, structure
+from surefoot.oracles.samples import FEW, MOST, bias_of, single, structure
 
 _OVERHEAD = 2e5  # of launching one operation
 _LOOP = 5  # operations on vectors in an iteration of conjugate gradients
@@ -84,14 +85,15 @@ class _Costs:
             return math.inf, math.inf
         plan = structure(self.problem)
         results = {use.node.name: use.labels.numel() for use in plan.uses}
-        together = c * sum(results.values()) <= 1 << 17
+        together = sum(results.values()) <= FEW
         rows = self.forward + c * (self.call / 2 - _OVERHEAD * len(graph.nodes)) + 20 * _OVERHEAD * len(plan.uses)
         rows += _OVERHEAD * len(graph.nodes) * (1 if together else c)
         rows += self.d * self.call if plan.rest else 0.0
         rows += sum(_ENTRY * d * use.labels.numel() + _OVERHEAD * n for use in plan.uses if use.kind == "masked")
         outers = single(graph, plan, n)
-        leaves = {leaf.name: leaf.spec.numel for leaf in graph.parameters}
-        dense = p - sum(leaves[name] for name in outers)
+        names = {leaf.name: leaf.path for leaf in graph.parameters}
+        stored = {*outers, *(bias_of(plan, use, names) for use in outers.values())}
+        dense = sum(leaf.spec.numel for leaf in graph.parameters if leaf.name not in stored)
         q = sum(results[use.node.name] // n for use in outers.values())
         if not sides[1] or d * dense + c * n * q > MOST:
             sides = sides[0], False
@@ -105,8 +107,13 @@ class _Costs:
         """Dynamic programming with full matrices, in double precision."""
         if self.problem.chain.graph.is_complex or self.problem.in_pieces or fits(self.problem.chain)[0]:
             return math.inf
-        count = sum(newton_layer(layer.state_before, layer.state_after, layer.parameters) for layer in self.layers)
-        return count + 40 * _OVERHEAD * len(self.layers)
+        count = 40 * _OVERHEAD * len(self.layers)
+        for layer, computation in zip(self.layers, self.problem.chain, strict=True):
+            entries = sum(node.numel for node in computation.nodes)
+            pulls = layer.state_before + layer.state_after + 2 * layer.parameters
+            count += newton_layer(layer.state_before, layer.state_after, layer.parameters)
+            count += 2 * pulls * (layer.products + _ENTRY * entries) + 4 * _OVERHEAD * len(computation.nodes)
+        return count
 
     def cheapest(self, costs: Mapping[str, float]) -> Choice:
         """The method that costs least."""
@@ -114,7 +121,9 @@ class _Costs:
         return Choice(min(relative, key=relative.__getitem__), relative)
 
 
-def choose_gauss_newton(problem: Problem, columns: int | None, tolerance: float, most: int | None = None) -> Choice:
+def choose_gauss_newton(
+    problem: Problem, columns: int | None, tolerance: float, most: int | None = None
+) -> Choice:
     """The way to a Gauss-Newton step.
 
     Args:

@@ -11,11 +11,11 @@ which is bounded below if and only if M is positive definite (or semi-definite, 
 
 .. math:: C_{t-1} = P_{t-1} + A_t^\top C_tA_t - H^\top M^{-1}H, \qquad c_{t-1} = A_t^\top c_t - H^\top M^{-1}h.
 
-A backward pass eliminates one computation after the other, and a roll-out reads off the step: the cost is linear in
-the depth. If the problem is unbounded below, only the backward pass is made again with :math:`2\kappa`.
+A backward pass eliminates one computation after the other, and a roll-out reads off the step: the cost is linear
+in the depth. If the problem is unbounded below, only the backward pass is made again with :math:`2\kappa`.
 
-All of this is in double precision, whatever the model's. The residual that is returned is that of the step as it is
-returned, rounded to the type of the parameters: where the model is ill-conditioned that is most of it.
+All of this is in double precision, whatever the model's. The residual that is returned is that of the step as it
+is returned, rounded to the type of the parameters: where the model is ill-conditioned that is most of it.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ Its gradient is :math:`\nabla m(v) = \nabla F + J^\top RR^\top Jv + Mv`, and at 
 **The dual.** m is strongly convex, so v is its minimiser if and only if :math:`\nabla m(v) = 0`. Put
 :math:`w = R^\top Jv`. Then
 
-.. math:: v = v(w) := -M^{-1}\big(\nabla F + J^\top Rw\big) = v_0 - M^{-1}J^\top Rw, \qquad v_0 = -M^{-1}\nabla F(u),
+.. math:: v = v(w) := -M^{-1}\big(\nabla F + J^\top Rw\big) = v_0 - M^{-1}J^\top Rw, \qquad v_0 = -M^{-1}\nabla
+F(u),
 
 and inserting v(w) into the definition of w gives a linear system of the size of the output,
 
@@ -32,6 +33,7 @@ result is measured.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -96,11 +98,12 @@ class Model:
     def step(self, v: Tensor, slope: Tensor | None, tolerance: float, how: str, iterations: int) -> Step:
         """The step v at which the model has this gradient; ``None`` where it is not measured."""
         residual = None if slope is None else norm(slope) / self.scale
-        twice = inner(self.gradient, v) + (0.0 if slope is None else inner(slope, v))
+        residual = math.inf if residual is not None and math.isnan(residual) else residual  # beyond all doubles
+        decrease = -0.5 * (inner(self.gradient, v) + (0.0 if slope is None else inner(slope, v)))
         return Step(
             direction=self.problem.split(v),
             kappa=self.kappa,
-            model_decrease=max(-0.5 * twice, 0.0),
+            model_decrease=decrease if decrease > 0 else 0.0,
             status=how if residual is None else reached_status(how, residual, tolerance),
             solved=residual is not None and residual <= tolerance,
             calls=self.calls,
@@ -156,7 +159,7 @@ class Primal:
             return step
         assert step.residual is not None
         much = f"stopped after {how}, as many as were allowed, with a relative residual of {step.residual:.2g}"
-        return Step(**{**vars(step), "status": much})
+        return replace(step, status=much)
 
     def _iterate(self, v: Tensor, rest: Tensor, goal: float, most: int) -> tuple[Tensor, Tensor, int]:
         """Until the residual is small, round-off is in the way, or the iterations are spent."""

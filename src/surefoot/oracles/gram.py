@@ -1,4 +1,5 @@
-r"""Gauss-Newton steps from the rows of the Jacobian, :math:`X = R^\top J`, by a Cholesky factor of the smaller side.
+r"""Gauss-Newton steps from the rows of the Jacobian, :math:`X = R^\top J`, by a Cholesky factor of the smaller
+side.
 
 With the metric :math:`M = \kappa I + \nabla^2r` the step solves :math:`(X^\top X + M)v = -\nabla F`. Either the
 matrix of the parameters is factored, or that of the dual, :math:`S = I + XM^{-1}X^\top`:
@@ -9,22 +10,24 @@ matrix of the parameters is factored, or that of the dual, :math:`S = I + XM^{-1
 with the gradient, :math:`J^\top g = X^\top\bar w`; then products with them take the place of passes: residuals are
 those of :math:`\nabla F + X^\top Xv + Mv`, and a step is refined as long as that halves them.
 
-In the dual, linear layers with one vector per sample, :math:`z_i = Wx_i + b`, are stored as factors: inner products
-of their rows are :math:`\langle G_{ij}, G_{i'j'}\rangle\langle x_i, x_{i'}\rangle`. A product with S then costs far
-less than one with X, so conjugate gradients on S come first, until they have cost as much as its factor.
+In the dual, linear layers with one vector per sample, :math:`z_i = Wx_i + b`, are stored as factors: inner
+products of their rows are :math:`\langle G_{ij}, G_{i'j'}\rangle\langle x_i, x_{i'}\rangle`. A product with S
+then costs far less than one with X, so conjugate gradients on S come first, until they have cost as much as its
+factor.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from surefoot.linear_solve import Conjugate, Flat, Products, inner, norm
+from surefoot.linear_solve import Conjugate, Flat, Products, norm
 from surefoot.oracles.gauss_newton import Model
 from surefoot.oracles.problem import Problem, Step
-from surefoot.oracles.samples import Outer, Rows, rows_of
+from surefoot.oracles.samples import Outer, rows_of
 
 Side = Literal["parameters", "dual"]
 _ROUNDS = 8  # of refinement
@@ -42,6 +45,7 @@ class Gram:
     """
 
     def __init__(self, problem: Problem, side: Side) -> None:
+        self._calls = problem.autodiff.calls
         self.problem, self.side, self.model = problem, side, Model(problem)
         self.rows = rows_of(problem, self.model.factor, outers=side == "dual")
         if not self._agrees():
@@ -51,7 +55,7 @@ class Gram:
 
     def solve(self, kappa: float, tolerance: float, most: int | None = None) -> Step:
         """The minimiser for one κ, up to a residual relative to the gradient."""
-        model, before = self.model, self.problem.autodiff.calls
+        model, before = self.model, self._calls
         model.damped(kappa)
         if model.scale == 0:
             return model.at_rest()
@@ -73,7 +77,8 @@ class Gram:
             how = f"a Cholesky factor of the Gram matrix of the {self.side}"
         how += f" and {rounds - 1} rounds of refinement" if rounds > 1 else ""
         step = model.step(v, slope, tolerance, how, max(rounds, self.iterations))
-        return Step(**{**vars(step), "calls": self.problem.autodiff.calls - before})
+        self._calls = self.problem.autodiff.calls
+        return replace(step, calls=self._calls - before)
 
     def correct(self, v: Tensor, secant: Tensor) -> Tensor:
         """The minimiser of ½‖Rᵀ(Ja + c)‖² + ½aᵀMa for c = secant − Jv, with the κ of the last solve."""
@@ -88,7 +93,8 @@ class Gram:
                 self._factor = _cholesky(self._damped())
             return torch.cholesky_solve(right[:, None].to(self._factor.dtype), self._factor)[:, 0].to(right.dtype)
         scaled = right / metric
-        return scaled - self._pull(self._dual(self._push(scaled))) / metric
+        moved = self.rows.push(self.problem.split(scaled))
+        return scaled - self._pull(self._dual(moved).to(right.dtype)) / metric
 
     def _push(self, v: Tensor) -> Tensor:
         """Xv, samples × columns."""
@@ -99,10 +105,12 @@ class Gram:
         return self.problem.join(self.rows.pull(z.to(self.rows.dense.dtype), self.problem.parameters))
 
     def _agrees(self) -> bool:
-        """Whether the rows give the gradient of the loss: a sum of all of them with weights that are not chosen."""
-        problem, slope = self.problem, self.model.factor.slope
+        """Whether the rows give the gradient of the loss: a sum of all of them with weights that are not
+        chosen.""" problem, slope = self.problem, self.model.factor.slope
         if slope is None:
-            slope = torch.randn(self.rows.shape, generator=torch.Generator().manual_seed(0)).to(self.model.gradient)
+            slope = torch.randn(self.rows.shape, generator=torch.Generator().manual_seed(0)).to(
+                self.model.gradient
+            )
             expected = self.model.pull(self.model.factor.forth(slope))
         else:
             ridge = {path: problem.weight(path) * value for path, value in problem.parameters.items()}
@@ -159,7 +167,9 @@ class Gram:
         """
         if self._factor is None:
             aim = _AIM * self._goal / float(self.model.metric.max()) ** 0.5
-            run = Conjugate(Products(lambda z: self._apply(z).add_(z), Flat()), torch.zeros_like(right), right, Flat())
+            run = Conjugate(
+                Products(lambda z: self._apply(z).add_(z), Flat()), torch.zeros_like(right), right, Flat()
+            )
             for _ in range(self._worth()):
                 curved = run.look() if run.square else 0.0
                 self.iterations += 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 from surefoot.objectives import Objective
 from surefoot.operations.losses import Factor
@@ -64,12 +63,17 @@ def states_factor(objective: Objective) -> Callable[..., Factor | None] | None:
 
 
 def require_convex(objective: Objective) -> None:
-    """Refuse a loss that says it is not convex.
+    """Refuse a loss whose class says that it is not convex; where none says anything, its curvature is looked at.
 
     Raises:
         OracleError: in that case.
     """
-    if not getattr(objective, "convex", True):
+    if not objective.convex and "convex" in {
+        name
+        for kind in type(objective).__mro__[:-1]
+        if issubclass(kind, Objective) and kind is not Objective
+        for name in vars(kind)
+    }:
         raise OracleError(
             f"{type(objective).__name__} is not convex, so its Gauss-Newton model may have no minimum: use a "
             "Newton or a gradient oracle"

@@ -11,7 +11,15 @@ from torch import Tensor
 from surefoot.chain.batched import Batched
 from surefoot.graph.checks import differentiable_attention
 from surefoot.linear_solve import Flat, conjugate_gradients, inner, lowest_ritz, norm
-from surefoot.oracles.problem import OracleError, Problem, Step, check_kappa, check_tolerance, refused, solved_status
+from surefoot.oracles.problem import (
+    OracleError,
+    Problem,
+    Step,
+    check_kappa,
+    check_tolerance,
+    refused,
+    solved_status,
+)
 
 _MOST_DOUBLINGS = 200
 _MOST_ITERATIONS = 2000
@@ -66,7 +74,7 @@ def solve_conjugate(
             if not solution.finite:
                 raise OracleError("second derivatives are not finite at this point")
             if solution.direction is None:
-                if checked:
+                if checked and problem.size:
                     start = torch.randn(problem.size, generator=torch.Generator().manual_seed(0)).to(gradient)
                     count = min(_LOOKS, problem.size)
                     low, high, count = lowest_ritz(curve, start, space=Flat(), most=count)

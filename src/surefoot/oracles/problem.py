@@ -25,7 +25,10 @@ from surefoot.objectives import Objective, ObjectiveError, Ridge
 from surefoot.processes import Processes
 from surefoot.torch_private import joined, parts_of
 
-_LARGE, _SMALL = 1 << 16, 1 << 21  # numbers of a forward pass from which it is traced, and up to which it is stored
+_LARGE, _SMALL = (
+    1 << 16,
+    1 << 21,
+)  # numbers of a forward pass from which it is traced, and up to which it is stored
 _WIDE = 8  # it is not stored where outputs are more than this part of it: the loss then takes most of the memory
 
 
@@ -72,6 +75,8 @@ class Problem:
         if regularizer is not None and not isinstance(regularizer, Ridge):
             raise OracleError(f"the regulariser is a surefoot.objectives.Ridge or None, got {regularizer!r}")
         self.processes, self.in_pieces = processes, chain.batches is not None or processes is not None
+        if chain.outline is not None:
+            raise OracleError("the weights are sharded over processes: pass a model that has them whole")
         if len(chain.graph.outputs) > 1 or not (chain.graph.outputs or self.in_pieces):
             raise OracleError(f"an objective reads one tensor, the model returns {len(chain.graph.outputs)}")
         self.chain, self.objective, self.regularizer = chain, objective, regularizer
@@ -133,7 +138,11 @@ class Problem:
         that is pushed forward on the way.
         """
         point = {path: in_double(value) for path, value in self.point.items()}
-        oracle = None if along is None or self.in_pieces else Autodiff(self.chain.graph, self.chain.inputs, point, along)
+        oracle = (
+            None
+            if along is None or self.in_pieces
+            else Autodiff(self.chain.graph, self.chain.inputs, point, along)
+        )
         return Problem(self.chain, self._given, point, self.regularizer, self.processes, oracle)
 
     def led(self, solve: Callable[[], Step]) -> Step:
@@ -186,8 +195,8 @@ class Problem:
         return 0.0 if ridge is None else sum(float(ridge({p: value})) for p, value in parameters.items())
 
     def value_at(self, direction: Mapping[str, Tensor], part: float = 1.0, keep: bool = False) -> float:
-        """F(u + tv) for a direction v and t = part by a forward pass, perhaps stored as ``ahead`` if it is small."""
-        self.ahead = None
+        """F(u + tv) for a direction v and t = part by a forward pass, perhaps stored as ``ahead`` if it is
+        small.""" self.ahead = None
         moved = {p: torch.add(u, direction[p], alpha=part).to(u.dtype) for p, u in self.parameters.items()}
         with torch.no_grad():
             penalty, oracle = self._penalty(moved), self.autodiff
@@ -245,14 +254,18 @@ class Problem:
         parts = parts_of(vector, list(self.parameters.values()))
         return {path: part.to(u.dtype) for (path, u), part in zip(self.parameters.items(), parts, strict=True)}
 
+    def check_varying(self) -> None:
+        """Refuse a model in which nothing varies."""
+        if not self.parameters:
+            raise OracleError("no parameter of the model asks for gradients: call model.requires_grad_(True)")
+
     def steep(self) -> Tensor:
         """∇F(u) as a vector.
 
         Raises:
             OracleError: if no parameter varies, or it is not finite.
         """
-        if not self.parameters:
-            raise OracleError("no parameter of the model asks for gradients: call model.requires_grad_(True)")
+        self.check_varying()
         if not math.isfinite(self.steepness):
             for path, value in self.gradient.items():
                 if not all_finite(value):

@@ -10,8 +10,8 @@ they differ in P, Q and R. With the costate :math:`\lambda_t`, the slope of the 
 t, these are the second derivatives of :math:`\langle\lambda_t, \phi_t(x, u)\rangle` for Newton steps, and zero but
 for the curvature of the loss and the regulariser else. :mod:`surefoot.oracles.dynamic` solves it.
 
-Where samples stay apart in a computation, seen by their labels (:mod:`surefoot.oracles.samples`), derivatives in its
-state are blocks, one for each sample.
+Where samples stay apart in a computation, seen by their labels (:mod:`surefoot.oracles.samples`), derivatives in
+its state are blocks, one for each sample.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class Vector:
         pieces = [
             (name, k, value.shape)
             for name in names
-            for k, value in ([(None, values[name])] if isinstance(values[name], Tensor) else enumerate(values[name]))
+            for k, value in (
+                [(None, values[name])] if isinstance(values[name], Tensor) else enumerate(values[name])
+            )
             if isinstance(value, Tensor) and value.is_floating_point()
         ]
         rows = all(shape[:1] == (samples,) for *_, shape in pieces) and bool(pieces)
@@ -64,12 +66,12 @@ class Vector:
     def read(self, values: Mapping[str, Any]) -> Tensor:
         """As a matrix, samples × numbers of one sample."""
         tensors = [values[name] if k is None else values[name][k] for name, k, _ in self.pieces]
-        rows = [in_double(tensor).reshape(self.samples, -1) for tensor in tensors]
+        rows = [in_double(tensor).reshape(self.samples, tensor.numel() // self.samples) for tensor in tensors]
         return torch.cat(rows, dim=1) if rows else torch.zeros(self.samples, 0, dtype=torch.float64)
 
     def split(self, vector: Tensor) -> list[Tensor]:
         sizes = [shape.numel() // self.samples for *_, shape in self.pieces]
-        parts = vector.reshape(self.samples, -1).split(sizes, dim=1) if sizes else ()
+        parts = vector.reshape(self.samples, sum(sizes)).split(sizes, dim=1) if sizes else ()
         return [part.reshape(shape) for part, (*_, shape) in zip(parts, self.pieces, strict=True)]
 
     def written(self, values: Mapping[str, Any], vector: Tensor) -> dict[str, Any]:
@@ -265,7 +267,8 @@ def expanded(problem: Problem, model: Name) -> LinearQuadratic:
             layers.append(layer)
     if not layers:
         C, c = c.new_zeros(0, 0), c[:0]
-    return LinearQuadratic(tuple(layers[::-1]), model, gradient[::-1], torch.zeros_like(costate), C, c)
+    start = costate.new_zeros(costate.numel() if layers else 0)
+    return LinearQuadratic(tuple(layers[::-1]), model, gradient[::-1], start, C, c)
 
 
 class _Piece:
@@ -276,9 +279,16 @@ class _Piece:
     ) -> None:
         self._problem, self._number = problem, number
         leaves = computation.graph.leaves
-        paths = {name: leaves[name].path for path in computation.blocks for name in computation.graph.blocks[path].parameters}
+        paths = {
+            name: leaves[name].path
+            for path in computation.blocks
+            for name in computation.graph.blocks[path].parameters
+        }
         self._paths = {path: values[name].shape for name, path in paths.items()}
-        before, weights = Vector.of(values, _varying(computation, computation.before), samples), Vector.of(values, list(paths), 0)
+        before, weights = (
+            Vector.of(values, _varying(computation, computation.before), samples),
+            Vector.of(values, list(paths), -1),
+        )
         self.x = before.read(values).to(problem.output.device).detach().requires_grad_()
         self.u = weights.read(values).to(self.x.device).flatten().detach().requires_grad_()
         run = weights.written(before.written(values, self.x), self.u)
@@ -295,7 +305,9 @@ class _Piece:
         B = self.out.new_zeros(self.out.numel(), size)
         if size:
             (B,) = jacobian(self.out.reshape(1, -1), u)
-        ridge = torch.cat([x.new_full((shape.numel(),), problem.weight(path)) for path, shape in self._paths.items()] or [u])
+        ridge = torch.cat(
+            [x.new_full((shape.numel(),), problem.weight(path)) for path, shape in self._paths.items()] or [u]
+        )
         Q, R = x.new_zeros(size, size), x.new_zeros(m, size)
         bend = x.new_zeros(len(x), x.shape[1], x.shape[1])
         if model == "newton" and self.out.requires_grad:
@@ -360,7 +372,7 @@ def _detached(value: Any) -> Any:
 def _loss(problem: Problem, values: Mapping[str, Any], model: Name, samples: int) -> tuple[Tensor, Tensor]:
     """Slope and curvature of the loss in the output, the latter as diagonal blocks."""
     name = problem.chain.graph.outputs[0]
-    output = in_double(values[name] if name in values else problem.output).detach().requires_grad_()
+    output = in_double(values.get(name, problem.output)).detach().requires_grad_()
     rows = output.reshape(samples, -1) if output.numel() else output.reshape(1, -1)
     value = problem.objective(rows.view(output.shape))
     if not bool(value.isfinite()):

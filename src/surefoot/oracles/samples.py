@@ -22,10 +22,9 @@ has its rows by one pull-back through the whole program each.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -43,7 +42,7 @@ from surefoot.oracles.problem import Problem
 NONE, SEVERAL = -1, -2  # labels of entries of which no output depends, or those of several samples
 MOST = 1 << 27  # numbers of rows that are stored
 _PIECE = 1 << 22  # numbers that are made at a time
-_FEW = 1 << 17  # numbers in the results up to which pull-backs are faster together than one by one
+FEW = 1 << 17  # numbers in the results up to which pull-backs are faster together than one by one
 _FAINT = 1e-12  # of the largest slope in a tensor: nothing depends on such an entry
 _aten: Any = torch.ops.aten
 _MATRIX = {
@@ -135,13 +134,14 @@ class Rows:
 
     def push(self, v: Mapping[str, Tensor]) -> Tensor:
         """RᵀJv, samples × columns."""
-        result = torch.zeros(self.shape, dtype=self.dense.dtype, device=self.dense.device)
+        like = self.dense
+        result = torch.zeros(self.shape, dtype=like.dtype, device=like.device)
         if self.paths:
-            result += (self.dense @ torch.cat([v[path].reshape(-1) for path in self.paths])).view(self.shape)
+            result += (like @ torch.cat([v[path].reshape(-1).to(like) for path in self.paths])).view(self.shape)
         for outer in self.outers:
-            weight = v[outer.weight].T if outer.transposed else v[outer.weight]
-            moved = outer.x @ weight
-            moved = moved if outer.bias is None else moved + v[outer.bias]
+            weight = v[outer.weight].to(like)
+            moved = outer.x @ (weight.T if outer.transposed else weight)
+            moved = moved if outer.bias is None else moved + v[outer.bias].to(like)
             result += torch.bmm(outer.slopes, moved.unsqueeze(2)).squeeze(2)
         return result
 
@@ -174,7 +174,11 @@ def labels(output: Tensor, targets: Sequence[Tensor]) -> list[Tensor]:
             faint = once.abs() <= _FAINT * (once.abs().max() if once.numel() else 0.0)
             fresh.append(torch.where(faint & (times.abs() <= _FAINT * times.abs().amax()), NONE, sample)
                          if once.numel() else sample)  # fmt: skip
-        found = fresh if found is None else [torch.where(a == b, a, SEVERAL) for a, b in zip(found, fresh, strict=True)]
+        found = (
+            fresh
+            if found is None
+            else [torch.where(a == b, a, SEVERAL) for a, b in zip(found, fresh, strict=True)]
+        )
     assert found is not None
     return found
 
@@ -219,6 +223,7 @@ def gradients(output: Tensor, inputs: Sequence[Tensor], slopes: Tensor) -> list[
 def _run(problem: Problem, *, double: bool = False, only: set[str] | None = None) -> dict[str, Any]:
     """The values of all tensors, or of some and what they are computed from, as functions of the weights."""
     graph = problem.chain.graph
+    double = double or problem.dtype == torch.float64
     leaves = {path: value.detach().clone().requires_grad_() for path, value in problem.parameters.items()}
     values = graph.bind({**problem.point, **leaves}, [x.detach() for x in problem.chain.inputs])
     if double:
@@ -232,6 +237,11 @@ def _run(problem: Problem, *, double: bool = False, only: set[str] | None = None
     return values
 
 
+def _runner(like: Tensor) -> Callable[[Node, Mapping[str, Any]], Any]:
+    """How an operation is run in this precision."""
+    return run_widened if like.dtype == torch.float64 else Node.run
+
+
 def structure(problem: Problem) -> Structure:
     """Where the weights of the graph of a problem meet samples; found once for each graph."""
     graph, samples = problem.chain.graph, problem.output.shape[0] if problem.output.dim() else 1
@@ -242,7 +252,7 @@ def structure(problem: Problem) -> Structure:
 
 
 def _structure(graph: Graph, values: Mapping[str, Any], samples: int) -> Structure:
-    weights = {leaf.name: frozenset([leaf.path]) for leaf in graph.parameters}
+    weights = {leaf.name: frozenset([leaf.path]) for leaf in graph.parameters if leaf.spec.numel}
     everything = frozenset(leaf.path for leaf in graph.parameters)
     if samples == 1:
         return Structure((), everything, ())
@@ -262,7 +272,9 @@ def _structure(graph: Graph, values: Mapping[str, Any], samples: int) -> Structu
             continue  # numbers of samples, whatever they depend on
         read = [name for name in node.inputs if name in weights]
         mark = marks.get(node.name)
-        if read and mark is not None and bool((mark >= 0).any()) and not bool((mark == SEVERAL).any()):
+        own = mark is not None and bool((mark >= 0).any()) and not bool((mark == SEVERAL).any())
+        if read and own and all(isinstance(values[name], Tensor) for name in read):
+            assert mark is not None
             uses += [_use(graph, node, name, mark, values, weights) for name in read]
             tainted.add(node.name)
         elif read and tainted.isdisjoint(node.inputs) and node.name not in graph.outputs:
@@ -272,7 +284,7 @@ def _structure(graph: Graph, values: Mapping[str, Any], samples: int) -> Structu
             tainted.add(node.name)
             rest |= {path for name in read for path in weights[name]}
     large = {use.weight for use in uses if use.weight in graph.by_name}
-    if sum(values[name].numel() for name in large) > 4 * sum(values[leaf.name].numel() for leaf in graph.parameters):
+    if sum(graph.numel(name) for name in large) > 4 * sum(values[leaf.name].numel() for leaf in graph.parameters):
         rest |= {path for name in large for path in weights[name]}
     uses = [use for use in uses if not weights[use.weight] <= rest]
     return Structure(tuple(uses), frozenset(rest), tuple(computed))
@@ -293,7 +305,7 @@ def _use(
         if source.name not in weights and values[source.name].dim() == mark.dim():
             return Use(node, weight, mark, dim, "matrix")
     shape = (1,) * (mark.dim() - values[weight].dim()) + tuple(values[weight].shape)
-    shifts = matrix and slots[0] == matrix[2] or node.target in (_aten.add.Tensor, _aten.expand.default)
+    shifts = (matrix and slots[0] == matrix[2]) or node.target in (_aten.add.Tensor, _aten.expand.default)
     if shifts and plain and len(shape) == mark.dim() and (shape[dim] == 1 != mark.shape[dim]):
         return Use(node, weight, mark, dim, "shift")
     slope = torch.randn(mark.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -322,7 +334,7 @@ def masked_rows(
     given = {name: values[name].detach() for name in node.inputs}
     given[weight] = given[weight].requires_grad_()
     with torch.enable_grad():
-        result = (run_widened if slopes.dtype == torch.float64 else Node.run)(node, given)
+        result = _runner(slopes)(node, given)
     rows = [
         gradients(result, [given[weight]], torch.where(labels == sample, slopes, 0.0))[0].flatten(1)
         for sample in range(samples)
@@ -334,8 +346,7 @@ def _sliced(use: Use, values: Mapping[str, Any], slopes: Tensor, samples: int) -
     """The rows of a weight from one index along the dimension at a time."""
     node, dim, rank = use.node, use.dim, use.labels.dim()
     assert dim is not None
-    run = run_widened if slopes.dtype == torch.float64 else Node.run
-    weight = values[use.weight].detach()
+    run, weight = _runner(slopes), values[use.weight].detach()
     places: dict[str, int] = {}
     for name in node.inputs:
         at = dim if use.kind == "left" else dim + values[name].dim() - rank
@@ -413,8 +424,9 @@ def rows_of(problem: Problem, factor: Factor, *, outers: bool = False, whole: bo
         kept = []
         for name, several in products.items():
             if name in alone:
-                (x, G, transposed), bias = several[0], _bias(plan, alone[name], names)
-                kept.append(Outer(names[name], names.get(bias or ""), x[:, 0], G[:, 0].contiguous(), transposed))
+                (x, G, transposed), bias = several[0], bias_of(plan, alone[name], names)
+                x, G = x[:, 0].to(problem.output.dtype), G[:, 0].to(problem.output.dtype).contiguous()
+                kept.append(Outer(names[name], names.get(bias or ""), x, G, transposed))
                 parts.pop(bias or "", None)
             else:
                 parts[name] = parts.get(name, 0) + _multiplied(several)
@@ -435,7 +447,7 @@ def _slopes(problem: Problem, factor: Factor, values: Mapping[str, Any], names: 
     if not targets or not c:
         return [target.new_zeros(c, *target.shape) for target in targets]
     problem.autodiff.calls += c
-    if c > 1 and sum(target.numel() for target in targets) <= _FEW:
+    if c > 1 and sum(target.numel() for target in targets) <= FEW:
         return gradients(output, targets, factor.all_columns(output.dtype, output.device))
     each = [target.new_empty(c, *target.shape) for target in targets]
     for j in range(c):
@@ -518,11 +530,16 @@ def single(graph: Graph, plan: Structure, samples: int) -> dict[str, Use]:
     }  # fmt: skip
 
 
-def _bias(plan: Structure, layer: Use, names: Mapping[str, str]) -> str | None:
+def bias_of(plan: Structure, layer: Use, names: Mapping[str, str]) -> str | None:
     """The bias of a layer, where that is a parameter that nothing else reads."""
     for use in plan.uses:
         uses = sum(other.weight == use.weight for other in plan.uses)
-        if use.node is layer.node and use.kind == "shift" and uses == 1 and names.get(use.weight) not in (None, *plan.rest):
+        if (
+            use.node is layer.node
+            and use.kind == "shift"
+            and uses == 1
+            and names.get(use.weight) not in (None, *plan.rest)
+        ):
             return use.weight
     return None
 
@@ -540,11 +557,12 @@ def _collect(
         return
     leaves = [leaf for leaf in graph.parameters if leaf.path in found and leaf.path not in plan.rest]
     start = [values[leaf.name].detach() for leaf in leaves]
+    run = _runner(values[graph.outputs[0]])
 
     def compute(*weights: Tensor) -> tuple[Tensor, ...]:
         given = {**values, **dict(zip([leaf.name for leaf in leaves], weights, strict=True))}
         for node in plan.computed:
-            given[node.name] = node.run(given)
+            given[node.name] = run(node, given)
         return tuple(given[name] for name in derived)
 
     back = vjp(compute, *start)[1]
@@ -574,4 +592,3 @@ def _rest(
 
 
 __all__ = ["MOST", "Outer", "Rows", "Structure", "dimension", "gradients", "labels", "rows_of", "structure"]
-_Unused = (math, Callable, Iterator)

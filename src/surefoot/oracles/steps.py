@@ -151,8 +151,8 @@ class Solver:
     Attributes:
         solve: the step for κ, a tolerance and the most iterations; what does not depend on κ is computed once.
         choice: why it was chosen, where it was.
-        correct: from a step and a secant of the output to half an acceleration, see :func:`accelerated`, with the κ
-            of the last step; where a factor is at hand.
+        correct: from a step and a secant of the output to half an acceleration, see :func:`accelerated`, with the
+            κ of the last step; where a factor is at hand.
     """
 
     solve: Callable[[float, float, int | None], Step]
@@ -176,7 +176,7 @@ def gauss_newton_solver(problem: Problem, method: Method, tolerance: float, most
                 f"{', '.join(map(repr, IN_PIECES))}, or pass them as one batch"
             )
         method = "primal" if method == "auto" else method
-    problem.steep()  # refuses a model in which nothing varies
+    problem.check_varying()
     choice = _choice(problem, tolerance, most) if method == "auto" else None
     chosen = method if choice is None else choice.method
     if chosen == "dynamic":
@@ -263,7 +263,11 @@ def _choice(problem: Problem, tolerance: float, most: int | None, *, newton: boo
     columns = None if newton else columns_of(problem)
     before, asked = _chosen.setdefault(problem.chain.graph, {}), (tolerance, most, columns)
     if newton not in before or before[newton][0] != asked:
-        fresh = choose_newton(problem, tolerance, most) if newton else choose_gauss_newton(problem, columns, *asked[:2])
+        fresh = (
+            choose_newton(problem, tolerance, most)
+            if newton
+            else choose_gauss_newton(problem, columns, *asked[:2])
+        )
         before[newton] = asked, fresh
     return before[newton][1]
 
@@ -279,8 +283,8 @@ def measured(problem: Problem, step: Step, tolerance: float, newton: bool = Fals
     Solvers judge themselves by passes in the precision of the model, before the step is rounded to it. Where a
     soft-max is saturated, or the model is ill-conditioned, both hide most of the residual. So
     :math:`\nabla m(v) = \nabla F(u) + J^\top\nabla^2h\,Jv + \nabla^2r\,v + \kappa v` (for Newton's model with the
-    curvature of the chain along the slope of the loss) is evaluated once more, at v as it is returned: Jv comes with
-    the forward pass where operations have forward derivatives, and a pull-back follows; another one for
+    curvature of the chain along the slope of the loss) is evaluated once more, at v as it is returned: Jv comes
+    with the forward pass where operations have forward derivatives, and a pull-back follows; another one for
     :math:`\|\nabla F(u)\|`, unless :math:`\langle\nabla F, v\rangle = \langle\nabla h, Jv\rangle + …` shows that
     the solver's is not round-off.
     """
@@ -300,9 +304,10 @@ def measured(problem: Problem, step: Step, tolerance: float, newton: bool = Fals
         left = wide.join(pulled).add_(decayed).add_(flat, alpha=step.kappa).addcmul_(ridge, flat)
         inside = inner(slope, change) + inner(decayed, flat)
         rough, scale = problem.join(problem.gradient).double(), problem.steepness
-        if not abs(inside - inner(rough, flat)) <= _AGREE * scale * norm(flat) < math.inf:
-            scale = norm(wide.join(oracle.pullback(slope)).add_(decayed))
-        elif norm(left) > tolerance * scale:
+        if (
+            not abs(inside - inner(rough, flat)) <= _AGREE * scale * norm(flat) < math.inf
+            or norm(left) > tolerance * scale
+        ):
             scale = norm(wide.join(oracle.pullback(slope)).add_(decayed))
         residual = norm(left) / scale if scale else 0.0
         residual = math.inf if math.isnan(residual) else residual  # squares are beyond the range of doubles
@@ -324,14 +329,15 @@ def accelerated(problem: Problem, step: Step, correct: Callable[[Tensor, Tensor]
 
     Along :math:`u(t) = u + tv + \frac{t^2}2a` the output is :math:`\psi(u) + tJv + \frac{t^2}2(Ja +
     D^2\psi(u)[v, v]) + O(t^3)`. The acceleration a makes the quadratic term small in the metric of the loss: it
-    minimises :math:`\frac12\|R^\top(Ja + c)\|^2 + \frac12a^\top Ma` with :math:`c = D^2\psi(u)[v, v]`, whose matrix
-    is that of the step; so with its factor it costs little more than one evaluation, for
+    minimises :math:`\frac12\|R^\top(Ja + c)\|^2 + \frac12a^\top Ma` with :math:`c = D^2\psi(u)[v, v]`, whose
+    matrix is that of the step; so with its factor it costs little more than one evaluation, for
 
     .. math:: c = \frac2h\Big(\frac{\psi(u + hv) - \psi(u)}h - Jv\Big) + O(h).
 
     Where narrow valleys are bent, as those of physics-informed networks, the damping falls faster (Transtrum and
     Sethna, Improvements to the Levenberg-Marquardt algorithm for nonlinear least-squares minimization,
-    arXiv:1201.5885, 2012). Nothing is proved about the accelerated point: whoever goes there looks at the objective.
+    arXiv:1201.5885, 2012). Nothing is proved about the accelerated point: whoever goes there looks at the
+    objective.
 
     Args:
         problem: the objective around a point.
@@ -349,4 +355,13 @@ def accelerated(problem: Problem, step: Step, correct: Callable[[Tensor, Tensor]
     return replace(step, bend=bend)
 
 
-__all__ = ["Autodiff", "Solver", "accelerated", "gauss_newton", "gauss_newton_solver", "gradient", "measured", "newton"]
+__all__ = [
+    "Autodiff",
+    "Solver",
+    "accelerated",
+    "gauss_newton",
+    "gauss_newton_solver",
+    "gradient",
+    "measured",
+    "newton",
+]
