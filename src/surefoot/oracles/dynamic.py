@@ -79,7 +79,7 @@ def solve_dynamic(problem: Problem, kappa: float, model: Name, double: bool = Tr
             break
         v, slope, rounds = trial, after, rounds + 1
     decrease = -0.5 * sum(float((a + b).dot(w)) for a, b, w in zip(start, slope, v, strict=True))
-    direction = {}
+    direction: dict[str, Tensor] = {}
     for layer, part in zip(quadratic, v, strict=True):
         direction |= layer.split(part)
     for path in problem.parameters.keys() - direction.keys():  # which no computation reads

@@ -209,6 +209,7 @@ class Dual:
         self._budget = 2 * problem.output.numel() + 1
         self._goal, self._most, self.iterations = tolerance * model.scale, most or self._budget, 0
         self._pulled: Tensor | None = None
+        self._spent = False  # whether v is beyond the last push-forward
         if problem.regularizer is None and model.factor.slope is not None:
             # with Rw̄ = g the start w = −w̄ has v(w) = 0, Jv = 0, and the pull-back of its residual is ∇F
             self._w, self._v, self._pulled = -model.factor.slope, torch.zeros_like(model.gradient), model.gradient
@@ -251,7 +252,7 @@ class Dual:
             if calls + 2 > self._budget and not full:  # v stays where it is measured
                 return slope
             run.step()
-            if self._change is None:
+            if self._spent:
                 return None
             if full:  # what is left is round-off: measure it, and begin again from there
                 run = Conjugate(self, run.x, run.residual, Flat())
@@ -270,7 +271,7 @@ class Dual:
         self._v = self._v.addcdiv(self._image, self.model.metric, value=-length)
         self.iterations += 1
         if self.model.calls + 2 > self._budget:
-            self._change = None  # type: ignore[assignment]
+            self._spent = True
             return torch.zeros_like(before)
         self._change = self.model.push(self._v)
         fresh = self.model.factor.back(self._change) - self._w

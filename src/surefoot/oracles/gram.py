@@ -71,7 +71,7 @@ class Gram:
                 v, slope, size = trial, left, norm(left)
             if not halved:
                 break
-        if self._factor is None:
+        if not self.is_factored:
             how = f"{self.iterations} iterations of conjugate gradients on the Gram matrix of the dual"
         else:
             how = f"a Cholesky factor of the Gram matrix of the {self.side}"
@@ -96,6 +96,11 @@ class Gram:
         moved = self.rows.push(self.problem.split(scaled))
         return scaled - self._pull(self._dual(moved).to(right.dtype)) / metric
 
+    @property
+    def is_factored(self) -> bool:
+        """Whether a factor was needed for the last κ."""
+        return self._factor is not None
+
     def _push(self, v: Tensor) -> Tensor:
         """Xv, samples × columns."""
         return self.rows.push(self.problem.split(v)).to(v.dtype)
@@ -105,8 +110,8 @@ class Gram:
         return self.problem.join(self.rows.pull(z.to(self.rows.dense.dtype), self.problem.parameters))
 
     def _agrees(self) -> bool:
-        """Whether the rows give the gradient of the loss: a sum of all of them with weights that are not
-        chosen.""" problem, slope = self.problem, self.model.factor.slope
+        """Whether the rows give the gradient of the loss."""
+        problem, slope = self.problem, self.model.factor.slope
         if slope is None:
             slope = torch.randn(self.rows.shape, generator=torch.Generator().manual_seed(0)).to(
                 self.model.gradient

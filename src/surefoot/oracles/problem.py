@@ -195,8 +195,8 @@ class Problem:
         return 0.0 if ridge is None else sum(float(ridge({p: value})) for p, value in parameters.items())
 
     def value_at(self, direction: Mapping[str, Tensor], part: float = 1.0, keep: bool = False) -> float:
-        """F(u + tv) for a direction v and t = part by a forward pass, perhaps stored as ``ahead`` if it is
-        small.""" self.ahead = None
+        """F(u + tv) by a forward pass for t = part, perhaps stored as ``ahead`` if it is small."""
+        self.ahead = None
         moved = {p: torch.add(u, direction[p], alpha=part).to(u.dtype) for p, u in self.parameters.items()}
         with torch.no_grad():
             penalty, oracle = self._penalty(moved), self.autodiff

@@ -231,8 +231,8 @@ def _run(problem: Problem, *, double: bool = False, only: set[str] | None = None
     for node in graph.nodes:
         if node.name not in graph.constant_names:
             values[node.name] = run_widened(node, values) if double else node.run(values)
-        for name in graph.finished[node.name] if only is not None else ():
-            if name not in only:
+        for name in graph.finished[node.name]:
+            if only is not None and name not in only:
                 del values[name]
     return values
 
