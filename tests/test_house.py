@@ -20,9 +20,9 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 # Each row imports from rows above it, and from its own without going round in a circle.
 ROWS = (
-    "errors magnitude domains enclosure linear_solve loading norms numbers processes report scalar taylor "
+    "errors magnitude domains enclosure linear_solve loading norms numbers processes program report scalar taylor "
     "torch_private",
-    "batches graph",
+    "batches bounds graph",
     "operations",
     "calculus chain complexity",
     "attained blockwise certificate guarantees lower valuation",
@@ -186,6 +186,8 @@ NAMED = {
     "batches.py": "stands below the records",
     "graph": "captures what torch calls, before there are records",
     "torch_private.py": "stands below the records",
+    "program": "lists the primitives, which are none of the records",
+    "bounds": "names functions of one number and primitives, not records",
     "scalar": "names functions of one number, not operations",
     "paper": "has the constants that the paper prints for some layers",
     "smoothing.py": "has replacements that people ask for by name",

@@ -190,7 +190,6 @@ class SecondOrder(GuaranteedOptimizer):
         """The objective at the present parameters, without derivatives; of all data, if they come in pieces."""
         if self.processes is None and not is_loader(x):
             return super().value(x, y, closure)
-        self.gather()
         return self._problem(x, y).value
 
     def _problem(self, x: Any, y: Any) -> Problem:

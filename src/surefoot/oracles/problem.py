@@ -75,8 +75,6 @@ class Problem:
         if regularizer is not None and not isinstance(regularizer, Ridge):
             raise OracleError(f"the regulariser is a surefoot.objectives.Ridge or None, got {regularizer!r}")
         self.processes, self.in_pieces = processes, chain.batches is not None or processes is not None
-        if chain.outline is not None:
-            raise OracleError("the weights are sharded over processes: pass a model that has them whole")
         if len(chain.graph.outputs) > 1 or not (chain.graph.outputs or self.in_pieces):
             raise OracleError(f"an objective reads one tensor, the model returns {len(chain.graph.outputs)}")
         self.chain, self.objective, self.regularizer = chain, objective, regularizer
