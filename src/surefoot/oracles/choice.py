@@ -86,7 +86,7 @@ class _Costs:
         plan = structure(self.problem)
         results = {use.node.name: use.labels.numel() for use in plan.uses}
         together = sum(results.values()) <= FEW
-        rows = self.forward + c * (self.call / 2 - _OVERHEAD * len(graph.nodes)) + 20 * _OVERHEAD * len(plan.uses)
+        rows = self.forward + c * (self.call / 2 - _OVERHEAD * len(graph.nodes)) + 6 * _OVERHEAD * len(plan.uses)
         rows += _OVERHEAD * len(graph.nodes) * (1 if together else c)
         rows += self.d * self.call if plan.rest else 0.0
         rows += sum(_ENTRY * d * use.labels.numel() + _OVERHEAD * n for use in plan.uses if use.kind == "masked")

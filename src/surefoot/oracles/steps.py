@@ -116,7 +116,7 @@ def gauss_newton(
         OracleError: also if the loss is not convex.
 
     >>> x, y = torch.tensor([[1.0], [2.0]]), torch.tensor([[2.0], [4.0]])
-    >>> step = sf.oracles.gauss_newton(sf.Chain(nn.Linear(1, 1), x), sf.Square(y), kappa=1e-3)
+    >>> step = sf.oracles.gauss_newton(sf.Chain(nn.Linear(1, 1), x), sf.Square(y), 1e-3, "dual", tolerance=1e-4)
     >>> step.solved, step.calls <= 5
     (True, True)
     """
