@@ -25,7 +25,7 @@ from torch import Tensor
 
 from surefoot.chain import Chain, Computation
 from surefoot.graph import Role
-from surefoot.graph.checks import differentiable_attention, with_gradients
+from surefoot.graph.checks import differentiable_attention, plainly, with_gradients
 from surefoot.graph.nodes import in_double, run_widened
 from surefoot.objectives import Objective, Ridge
 from surefoot.oracles.losses import refuse_negative, states_factor
@@ -184,6 +184,7 @@ class LinearQuadratic:
         return total
 
 
+@plainly
 def linear_quadratic(
     chain: Chain,
     objective: Objective,
