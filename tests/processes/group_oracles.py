@@ -18,7 +18,6 @@ from surefoot.certificate.pieces import InPieces
 from surefoot.optim import GaussNewton, Newton, ProvedEpochs
 from surefoot.oracles.problem import Problem
 from surefoot.processes import Processes
-from surefoot.theorems.pieces import Pieces
 
 Part = tuple[Tensor, Tensor]
 ORACLES: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -84,7 +83,7 @@ def calls(model: nn.Module, loader: Any, **group: Any) -> dict[str, Any]:
     return {
         "evaluate": lambda: sf.evaluate(model, loader, loss, **group),
         "certify": lambda: sf.certify(model, loader, objective=loss, domain=sf.Ball(0.02), **group),
-        "convergence": lambda: sf.convergence(model, loader, loss, method="newton", effort="low", **group),
+        "convergence": lambda: sf.convergence(model, loader, loss, method="newton", **group),
         "gradient": lambda: sf.oracles.gradient(sf.Chain(model, loader), loss, **group),
         **{
             f"gauss_newton, {method}": partial(_gauss_newton, model, loader, method=method, **group)
@@ -141,7 +140,7 @@ def bursts(network: nn.Module, batches: list[Part], **group: Any) -> tuple[Any, 
 
 
 def sent(network: nn.Module, part: Part, group: Any) -> list[int]:
-    """Bytes that this process hands over: a pull-back, a push-forward, blocks of a Gram matrix, and a certificate
+    """Bytes that this process hands over: a pull-back, a push-forward, and a certificate
     at the weights.
     """
     x, y = part
@@ -156,12 +155,6 @@ def sent(network: nn.Module, part: Part, group: Any) -> list[int]:
         before = processes.sent
         processes.led(lambda ask=ask: ask() is None, problem.serve)  # type: ignore[misc]
         found.append(processes.sent - before)
-    square = sf.Square(network(x).detach())
-    batches = Batches([(x, square.targets)] if len(y) else [], ordered=True)
-    pieces = Pieces(network, batches, square.bound_to(None), processes)
-    before = processes.sent
-    pieces.led(lambda: pieces.gram() is None)
-    found.append(processes.sent - before)
     batches, before = Batches([(x, y)] if len(y) else [], ordered=True), processes.sent
     InPieces(network, batches, sf.CrossEntropy(), processes=processes).certify(sf.Ball(0.0))
     found.append(processes.sent - before)
