@@ -10,14 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from surefoot.graph.checks import (
-    as_inputs,
-    check_inputs,
-    check_model,
-    plainly,
-    refuse_masked_rows,
-    refuse_wrong_ids,
-)
+from surefoot.graph.checks import refuse_masked_rows, refuse_wrong_ids
 from surefoot.graph.flatten import masks_of
 from surefoot.graph.nodes import Source
 from surefoot.graph.preserve import preserved
@@ -33,6 +26,7 @@ from surefoot.graph.refusals import (
 from surefoot.graph.structure import Graph, HeldCopies
 from surefoot.graph.survey import Survey
 from surefoot.graph.trace import trace
+from surefoot.program.checks import as_inputs, check_inputs, check_model, plainly
 
 _KEPT = 16  # captures per model; one that changes an attribute at every call would fill the memory
 _SMALL = 4096  # entries of a buffer whose every change makes a new graph, whatever reads it

@@ -18,11 +18,12 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from surefoot.errors import CaptureError
-from surefoot.graph.checks import INTEGERS, at_zero, random_dropout, select_outputs, zeros
+from surefoot.graph.checks import INTEGERS, at_zero, zeros
 from surefoot.graph.nodes import Leaf, Node, Role, Source, double_by_default, in_double, module_path
 from surefoot.graph.preserve import Change
 from surefoot.graph.structure import Graph, outputs_of
 from surefoot.graph.trace import BACKWARDS, PURE
+from surefoot.program.checks import random_dropout, select_outputs
 from surefoot.torch_private import HigherOrderOperator, pre_hooks_of, schema_of
 
 NOT_RANDOM = (

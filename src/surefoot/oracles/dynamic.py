@@ -16,10 +16,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from surefoot.graph.checks import differentiable_attention
 from surefoot.oracles.factored import MODELS, Factored, Form, Layer, Model
 from surefoot.oracles.problem import OracleError, Problem, Step, check_kappa, refused, solved_status
 from surefoot.oracles.riccati import Elimination, Policy
+from surefoot.program.checks import differentiable_attention
 
 _MOST_DOUBLINGS = 200
 _FINE = 1e-13  # a relative residual that is as small as round-off lets it be

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from surefoot.graph import Graph, Leaf, Node
-from surefoot.graph.checks import differentiable_attention
 from surefoot.graph.nodes import Ref
 from surefoot.operations.common import separate
 from surefoot.operations.gram import wide
@@ -30,6 +29,7 @@ from surefoot.oracles.gram_layers import Outer, Outers, pieces, slots_of, whole_
 from surefoot.oracles.problem import Problem
 from surefoot.oracles.symmetric import Symmetric
 from surefoot.oracles.vectors import gradients
+from surefoot.program.checks import differentiable_attention
 
 MOST_ROWS = 1 << 27  # numbers of rows that are held at a time
 MOST_DUAL = 1 << 14  # size of a Gram matrix

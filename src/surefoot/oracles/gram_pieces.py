@@ -17,11 +17,11 @@ from torch import Tensor
 
 from surefoot.chain.batched import Batched
 from surefoot.graph import Graph
-from surefoot.graph.checks import differentiable_attention
 from surefoot.oracles.factor import Factor, Rows, factor_of
 from surefoot.oracles.gram import MOST_DUAL, MOST_ROWS, Gram, Sums, pass_of, taps
 from surefoot.oracles.gram_layers import Outer, Outers
 from surefoot.oracles.problem import Problem
+from surefoot.program.checks import differentiable_attention
 
 
 @dataclass

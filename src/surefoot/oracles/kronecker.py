@@ -32,7 +32,6 @@ import torch
 from torch import Tensor
 
 from surefoot.graph import Graph
-from surefoot.graph.checks import differentiable_attention
 from surefoot.graph.nodes import Ref
 from surefoot.operations.call import Use
 from surefoot.operations.gram import convolution_rows, linear_rows, unfolded
@@ -41,6 +40,7 @@ from surefoot.oracles.factor import factor_of
 from surefoot.oracles.gram import Pass, Tap
 from surefoot.oracles.gram_layers import arguments_of
 from surefoot.oracles.problem import Problem
+from surefoot.program.checks import differentiable_attention
 
 _EVEN = 0.5  # weight of the average in a diagonal
 _PIECE = 1 << 17  # numbers of rows that are made at a time, if one sample has no more

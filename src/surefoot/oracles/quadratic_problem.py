@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from surefoot.chain import Chain, Computation
-from surefoot.graph.checks import differentiable_attention, with_gradients
 from surefoot.objectives import Objective, Ridge
 from surefoot.oracles.factored import MODELS, Model
 from surefoot.oracles.problem import OracleError, Problem, require_real
 from surefoot.oracles.vectors import layout
+from surefoot.program.checks import differentiable_attention, with_gradients
 
 Apply = Callable[[Tensor], Tensor]
 

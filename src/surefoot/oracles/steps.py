@@ -27,7 +27,6 @@ from torch import Tensor
 
 from surefoot.chain import Chain
 from surefoot.graph import Graph
-from surefoot.graph.checks import plainly
 from surefoot.objectives import Objective, Ridge
 from surefoot.oracles.choice import Choice, Sizes, choose_gauss_newton, choose_newton
 from surefoot.oracles.dual import solve_dual
@@ -42,6 +41,7 @@ from surefoot.oracles.primal import LOOSE, Primal
 from surefoot.oracles.primal_gram import PrimalGram
 from surefoot.oracles.problem import OracleError, ParameterSpace, Problem, Step, check_kappa, check_tolerance
 from surefoot.processes import Processes
+from surefoot.program.checks import plainly
 
 Method = Literal["auto", "primal", "primal_gram", "dual", "dual_gram", "dynamic"]
 METHODS = ("auto", "primal", "primal_gram", "dual", "dual_gram", "dynamic")

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from surefoot.batches import Batches
 from surefoot.calculus.leaves import ordinary_device
-from surefoot.graph.checks import is_loader, plainly, unwrapped
 from surefoot.guarantees import GuaranteeError
 from surefoot.norms.hermitian import up
 from surefoot.objectives import Objective, Ridge, Square
 from surefoot.processes import Processes
+from surefoot.program.checks import is_loader, plainly, unwrapped
 from surefoot.theorems.convex import DENSE, strongly_convex
 from surefoot.theorems.descent import Chosen, descent
 from surefoot.theorems.pieces import Pieces
