@@ -212,7 +212,7 @@ CASES: dict[str, tuple[Callable[[], Any], Any, str, str | None]] = {
     "writes parameter.data": (lambda: inside(write_data), X, "writes into the parameter 'weight'", "1.layer"),
     "writes buffer": (lambda: inside(write_buffer), X, "reads the buffer 'average' and writes", "1"),
     "assigns buffer": (lambda: inside(assign_buffer), X, "assigns another value.*'average'", "1"),
-    "creates a layer": (lambda: inside(create_layer, head=None), X, "draws random numbers.*self.head = nn.Linear", "1"),
+    "creates a layer": (lambda: inside(create_layer, head=None), X, "draws random.*self.head = nn.Linear", "1"),
     "writes input": (lambda: at_top(write_input), X, r"writes into its input.*clone", ""),
     "writes attribute": (
         lambda: inside(lambda s, x: s.layer(x) * s.total.add_(1), total=torch.zeros(3)), X,

@@ -10,18 +10,19 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from surefoot.graph.checks import refuse_masked_rows, refuse_wrong_ids
 from surefoot.graph.flatten import masks_of
 from surefoot.graph.nodes import Source
 from surefoot.graph.preserve import preserved
 from surefoot.graph.read import Rewrite, dense, read
 from surefoot.graph.refusals import (
     refuse_effects,
+    refuse_masked_rows,
     refuse_other,
     refuse_other_derivative,
     refuse_severed,
     refuse_stored,
     refuse_unfaithful,
+    refuse_wrong_ids,
 )
 from surefoot.graph.structure import Graph, HeldCopies
 from surefoot.graph.survey import Survey

@@ -122,7 +122,9 @@ def _fixed(model: nn.Module, names: frozenset[str]) -> Hashable:
 
 
 def _state(value: Tensor) -> Hashable:
-    if value.numel() <= _COMPARED and value.layout is torch.strided:
+    if value.layout is not torch.strided:
+        return tensor_digest(value.to_dense())
+    if value.numel() <= _COMPARED:
         return tensor_digest(value)
     return value.data_ptr(), writes_of(value)
 
@@ -187,7 +189,7 @@ def _copied(model: nn.Module) -> nn.Module:
 
 
 def _closures(model: nn.Module) -> list[tuple[Any, Any]]:
-    """Containers that hooks and functions of a model may fill, such as a dictionary of activations, with copies."""
+    """Containers that hooks and functions of a model may fill, as with activations, and copies of them."""
     functions = [f for module in model.modules() for f in vars(module).values()]
     functions += [f for table in functions if isinstance(table, dict) for f in table.values()]
     cells = [cell for f in functions for cell in getattr(f, "__closure__", None) or ()]
@@ -279,7 +281,9 @@ def _same_derivative(
     value = sum((out * slope).sum() for out, slope in zip(live, slopes, strict=True))
     assert isinstance(value, Tensor)
     wanted = [weights[name] for name in program.parameters]
-    theirs = torch.autograd.grad(value, wanted, allow_unused=True, materialize_grads=True)
+    theirs: Sequence[Tensor] = [torch.zeros_like(weight) for weight in wanted]
+    if value.requires_grad:
+        theirs = torch.autograd.grad(value, wanted, allow_unused=True, materialize_grads=True)
     both = differentiate(builder.finish([total.index]))
     inputs = {**kwargs, **{"x" if len(args) == 1 else f"x.{k}": v for k, v in enumerate(args)}}
     ours = both.results({name: (weights | inputs)[name].detach() for name in both.inputs})[1:]

@@ -170,6 +170,8 @@ def _module_problems(module: nn.Module) -> Iterator[tuple[str, str]]:
     """What is wrong with a module, and what to do about it."""
     if isinstance(module, torch.jit.ScriptModule):
         yield "it was compiled by torch.jit, and its operations cannot be read", "Pass the original module."
+    if isinstance(module, nn.DataParallel):
+        yield "DataParallel wraps the model to run it on several devices", "Pass the model inside, model.module."
     if isinstance(module, nn.parallel.DistributedDataParallel):
         yield (
             "DistributedDataParallel wraps the model to run it in other processes as well",
@@ -196,6 +198,8 @@ def _tensor_problems(kind: str, value: Tensor) -> Iterator[tuple[str, str]]:
     if kind == "parameter" and not value.is_meta and _overlaps_itself(value):
         what = f"has entries that share one place in memory (strides {value.stride()}, as expand() makes)"
         yield what, "A step could not move them one by one: give it its own memory, nn.Parameter(value.clone())."
+    if kind == "parameter" and value.layout is not torch.strided:
+        yield "is a sparse tensor", "Hold it as a dense one; buffers may be sparse."
     if kind == "parameter" and value.is_complex():
         yield "is complex", "Hold its real and imaginary parts as real tensors; buffers may be complex."
     if not _finite(value) and not (kind == "buffer" and _is_mask(value)):
@@ -259,12 +263,17 @@ def _refuse_shared_memory(model: nn.Module) -> None:
             reached[kind] = max(reached.get(kind, (0, "")), (stop, path))
 
 
+def _has_memory(value: Tensor) -> bool:
+    return not value.is_meta and value.layout is torch.strided
+
+
 def _refuse_views(model: nn.Module) -> None:
     """Refuse an attribute that was computed from a parameter: it keeps an old value, and its gradient is lost."""
-    owners = {v.untyped_storage().data_ptr(): path for path, v in model.named_parameters() if not v.is_meta}
+    weights = [(path, value) for path, value in model.named_parameters() if _has_memory(value)]
+    owners = {value.untyped_storage().data_ptr(): path for path, value in weights}
     for module in model.modules():
         for name, value in vars(module).items():
-            if type(value) is Tensor and not value.is_leaf and not value.is_meta:
+            if type(value) is Tensor and not value.is_leaf and _has_memory(value):
                 path = owners.get(value.untyped_storage().data_ptr())
                 if path is not None:
                     owner, _, own = path.rpartition(".")

@@ -156,7 +156,9 @@ def traced(
     witness.refuse_states()
     results = {tracer.node_of(value): value for value in outputs}
     program = fuse(builder.finish([tracer.node_of(value) for value in outputs]))
-    return Traced(program, frozenset(witness.read), witness.severed(results), custom_functions(outputs), witness.transforms)
+    return Traced(
+        program, frozenset(witness.read), witness.severed(results), custom_functions(outputs), witness.transforms
+    )
 
 
 @contextmanager
