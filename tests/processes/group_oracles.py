@@ -20,7 +20,6 @@ from surefoot.oracles.factor import factor_of
 from surefoot.oracles.gram_pieces import assemble_pieces
 from surefoot.oracles.problem import Problem
 from surefoot.processes import Processes
-from surefoot.theorems.pieces import Pieces
 
 Part = tuple[Tensor, Tensor]
 ORACLES: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -87,7 +86,7 @@ def calls(model: nn.Module, loader: Any, **group: Any) -> dict[str, Any]:
     return {
         "evaluate": lambda: sf.evaluate(model, loader, loss, **group),
         "certify": lambda: sf.certify(model, loader, objective=loss, domain=sf.Ball(0.02), **group),
-        "convergence": lambda: sf.convergence(model, loader, loss, method="newton", effort="low", **group),
+        "convergence": lambda: sf.convergence(model, loader, loss, method="newton", **group),
         "gradient": lambda: sf.oracles.gradient(sf.Chain(model, loader), loss, **group),
         **{
             f"gauss_newton, {method}": partial(_gauss_newton, model, loader, method=method, **group)
@@ -144,8 +143,8 @@ def bursts(network: nn.Module, batches: list[Part], **group: Any) -> tuple[Any, 
 
 
 def sent(network: nn.Module, part: Part, group: Any) -> list[int]:
-    """Bytes that this process hands over: a pull-back, a push-forward, factors of a Gram matrix, its blocks, and a
-    certificate at the weights.
+    """Bytes that this process hands over: a pull-back, a push-forward, factors of a Gram matrix, and a certificate
+    at the weights.
     """
     x, y = part
     processes = Processes(group)
@@ -160,12 +159,6 @@ def sent(network: nn.Module, part: Part, group: Any) -> list[int]:
         before = processes.sent
         processes.led(lambda ask=ask: ask() is None, problem.serve)  # type: ignore[misc]
         found.append(processes.sent - before)
-    square = sf.Square(network(x).detach())
-    batches = Batches([(x, square.targets)] if len(y) else [], ordered=True)
-    pieces = Pieces(network, batches, square.bound_to(None), processes)
-    before = processes.sent
-    pieces.led(lambda: pieces.gram() is None)
-    found.append(processes.sent - before)
     batches, before = Batches([(x, y)] if len(y) else [], ordered=True), processes.sent
     InPieces(network, batches, sf.CrossEntropy(), processes=processes).certify(sf.Ball(0.0))
     found.append(processes.sent - before)

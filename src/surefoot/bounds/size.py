@@ -91,6 +91,8 @@ def leaves(
     none = Magnitude.zero((len(region.variables),))
     sizes = {
         index: measured(value, none)
+        if value.is_floating_point()
+        else replace(unknown(value.shape, none), value=value)
         for index, value in program.constants.items()
         if program.nodes[index].primitive.kind == "constant"  # others are computed from these, with rounding
     }

@@ -217,8 +217,7 @@ def _most_often(index: Size) -> int:
     """How often an index occurs, at most."""
     if index.value is None or index.value.is_meta:
         return index.numel
-    flat = index.value.reshape(-1).long()
-    return int(torch.bincount(flat[flat >= 0]).max()) if (flat >= 0).any() else 1
+    return int(torch.bincount(index.value.reshape(-1)).max()) if index.numel else 1
 
 
 def _unfold(node: Node, arguments: Sequence[Size]) -> Claim:

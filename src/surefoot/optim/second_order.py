@@ -21,9 +21,6 @@ from surefoot.oracles.newton_conjugate import solve_conjugate
 from surefoot.oracles.primal import LOOSE
 from surefoot.oracles.problem import Problem, Step, check_tolerance
 from surefoot.oracles.steps import METHODS, NEWTON_METHODS, Method, gauss_newton_solver, newton_method
-from surefoot.theorems.majorised import DampedGaussNewton
-from surefoot.theorems.record import Convergence
-from surefoot.theorems.waiting import proved_from_here
 
 
 class GaussNewton(SecondOrder):
@@ -144,27 +141,6 @@ class GaussNewton(SecondOrder):
         most = gap_of(certificate) if gap is None else gap
         require_room(certificate, most, eps)
         return composite_iterations(self.kappa, most, eps)
-
-    def foresee(self, x: Any, y: Any) -> Convergence:
-        """Fix the damping so that all steps on these data, from the present weights, have one proved rate.
-
-        The verdict is about the run before its first step (:class:`surefoot.theorems.DampedGaussNewton`): rate,
-        ball and ``iterations(eps)``. Where it is not proved, it says what is missing, and the damping stays.
-
-        Raises:
-            GuaranteeError: if the objective is not a square loss without a regulariser.
-
-        >>> import torch, surefoot as sf
-        >>> model, x = torch.nn.Linear(2, 1).double(), torch.eye(2).double()
-        >>> optimizer = GaussNewton(model, sf.Square())
-        >>> optimizer.foresee(x, torch.ones(2, 1).double()).iterations(1e-9)
-        1
-        """
-        with self._others_constant():
-            verdict = proved_from_here(self.model, x, self.objective.bound_to(y), self.ridge, "damped")
-        if isinstance(verdict.statement, DampedGaussNewton) and verdict.proved:
-            self.damping = self.kappa = verdict.statement.kappa
-        return verdict
 
     def curvature(self, proved: Proved, move: Tensors, certificate: Certificate) -> float:
         """That of the Gauss-Newton model with this κ, which majorises the objective; L‖v‖² where that is less."""
