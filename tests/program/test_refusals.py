@@ -286,6 +286,7 @@ CASES |= {
     "a class": (lambda: nn.ReLU, X, "class ReLU.*instance", None),
     "script": (lambda: nn.Sequential(old_fashioned(torch.jit.trace, X)), X, "torch.jit", "0"),
     "wrapped": (distributed, X, r"model\.module", ""),
+    "data parallel": (lambda: nn.DataParallel(nn.Linear(3, 4)), X, r"model\.module", ""),
     "lazy": (lambda: nn.Sequential(nn.LazyLinear(3)), X, "not initialised.*Run the model once", "0"),
     "shared memory": (shared_memory, X, "shares its memory", "1"),
     "view of a parameter": (stale_view, X, "view of the parameter.*inside forward", "1.layer"),
