@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from surefoot.errors import EvaluationError, SurefootError
-from surefoot.graph.checks import as_inputs, is_loader, plainly, unwrapped
 from surefoot.objectives import Objective, Regularizer, Ridge, as_objective
 from surefoot.optim.directions import Gradient, from_outside
 from surefoot.optim.history import History, Stationarity, StepRecord, best_stationarity
@@ -21,6 +20,7 @@ from surefoot.optim.problem import Point, Problem
 from surefoot.optim.search import search
 from surefoot.optim.segment import OnSegments
 from surefoot.processes import Processes
+from surefoot.program.checks import as_inputs, is_loader, plainly, unwrapped
 from surefoot.torch_private import BatchNormalisation, hooked
 
 _ANGLE = 1e-10  # the least cosine between a direction and minus the gradient

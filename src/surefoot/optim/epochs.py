@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from surefoot.graph.checks import as_inputs, is_loader, plainly, selected, unwrapped
 from surefoot.objectives import Objective
 from surefoot.optim.descent import OptimizerError, check_loss
 from surefoot.optim.history import History
 from surefoot.optim.keep import EpochRecord, KeepIfLower
+from surefoot.program.checks import as_inputs, is_loader, plainly, selected, unwrapped
 from surefoot.valuation.valuer import Evaluation
 
 _EVERY, _CHECK = 10, 0.5  # epochs between two checks, and what a check costs in epochs

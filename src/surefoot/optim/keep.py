@@ -16,12 +16,12 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from surefoot.batches import refuse_random_samples, regrouped, samples_of, tensors_of
 from surefoot.errors import EvaluationError
-from surefoot.graph.checks import plainly, unwrapped
 from surefoot.graph.guard import Guard
 from surefoot.objectives import Objective
 from surefoot.optim.descent import check_loss
 from surefoot.optim.history import History
 from surefoot.processes import Processes
+from surefoot.program.checks import plainly, unwrapped
 from surefoot.valuation.streamed import StreamedValuer
 from surefoot.valuation.valuer import Evaluation, InfiniteValue
 

@@ -10,11 +10,11 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from surefoot.chain import Chain
-from surefoot.graph.checks import is_loader
 from surefoot.objectives import Ridge
 from surefoot.optim.directions import Gradient
 from surefoot.optim.problem import Point, Problem
 from surefoot.oracles import Step, gauss_newton, newton
+from surefoot.program.checks import is_loader
 
 _LEAST, _MOST = 1e-12, 1e12  # of an adapted damping
 _LOOSEST, _PART = 0.1, 0.5  # tolerance of a solve, and its part of the last decrease of the gradient

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from surefoot.batches import first_of
 from surefoot.errors import EvaluationError
 from surefoot.graph import Graph, Source
-from surefoot.graph.checks import as_inputs, as_targets, is_loader
 from surefoot.graph.guard import Guard
 from surefoot.objectives import Objective, Regularizer
 from surefoot.operations.captured import capture
 from surefoot.processes import Processes
+from surefoot.program.checks import as_inputs, as_targets, is_loader
 from surefoot.torch_private import copied_together
 from surefoot.valuation.single import is_exact_here
 from surefoot.valuation.streamed import Streamed, StreamedValuer

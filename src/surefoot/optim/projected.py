@@ -38,13 +38,13 @@ from torch import Tensor, nn
 from surefoot.certificate.proving import certify_proved
 from surefoot.domains import Ball, Domain, DomainError, ProductBall
 from surefoot.enclosure import norm
-from surefoot.graph.checks import plainly
 from surefoot.guarantees import GuaranteeError, gap_of, iterations, require_smooth
 from surefoot.magnitude import Magnitude, maximum
 from surefoot.objectives import Objective, Regularizer
 from surefoot.optim.descent import OptimizerError, check_loss
 from surefoot.optim.history import History, StepRecord
 from surefoot.optim.problem import Point, Problem
+from surefoot.program.checks import plainly
 
 
 class ProjectedGradient:
