@@ -51,7 +51,7 @@ def _shortened(chain: sf.Chain, objective: sf.objectives.Objective) -> float:
 
 def _matrices(chain: sf.Chain, objective: sf.objectives.Objective) -> list[float]:
     layers = sf.oracles.linear_quadratic(chain, objective)
-    return [float(part.dense().double().sum()) for one in layers for part in (one.A, one.B, one.P, one.Q, one.R)]
+    return [float(part.double().sum()) for one in layers for part in (one.A, one.B, one.P, one.Q, one.R)]
 
 
 Call = Callable[[nn.Module, Tensor, Tensor], Any]
@@ -80,8 +80,8 @@ CALLS: dict[str, Call] = {
     "passes, traced": lambda m, x, y: _passes(sf.Chain(m.eval(), x), traced=True),
     "passes of batches": lambda m, x, y: _passes(sf.Chain(m.eval(), [(x[:9], y[:9]), (x[9:], y[9:])])),
     "CertifiedDescent": lambda m, x, y: _losses(sf.CertifiedDescent(m, sf.CrossEntropy()), x, y),
-    "CertifiedDescent, ball": lambda m, x, y: _losses(
-        sf.CertifiedDescent(m, sf.CrossEntropy(), proof="ball"), x, y
+    "CertifiedDescent, segment": lambda m, x, y: _losses(
+        sf.CertifiedDescent(m, sf.CrossEntropy(), proof="segment"), x, y
     ),
     "GaussNewton": lambda m, x, y: _losses(sf.GaussNewton(m, sf.CrossEntropy()), x, y),
     "Newton": lambda m, x, y: _losses(sf.Newton(m, sf.CrossEntropy()), x, y),
