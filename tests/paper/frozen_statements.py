@@ -19,7 +19,9 @@ CURVED = (paper.softplus(4), paper.sigmoid(6), paper.softmax(3, 2))
 NETWORK = (
     paper.Computation(paper.fully_connected(5), (paper.softplus(20),), "first"),
     paper.Computation(paper.convolution(3, 2, 5, 16), (paper.sigmoid(30), paper.average_pool()), "second"),
-    paper.Computation(paper.convolution(3, batch=5, linear_part="appendix"), (SQUARE, paper.batch_norm(3, 5, 0.1))),
+    paper.Computation(
+        paper.convolution(3, batch=5, linear_part="appendix"), (SQUARE, paper.batch_norm(3, 5, 0.1))
+    ),
     paper.Computation(*paper.residual(paper.fully_connected(5), (paper.batch_norm(3, 5, 0.1, "appendix", 50),))),
     paper.Computation(paper.fully_connected(), (paper.max_pool(3, 2), paper.softmax(7, 5)), "last"),
 )
@@ -75,7 +77,9 @@ CALLS: dict[str, Callable[[], Any]] = {
     "average pooling": paper.average_pool,
     "batch norm": lambda: paper.batch_norm(3, 128, 100.0),
     "batch norm, appendix": lambda: paper.batch_norm(3, 2, 0.01, "appendix", 7),
-    "residual layer": lambda: paper.residual(paper.convolution(3), (paper.softplus(5), paper.batch_norm(2, 3, 1.0))),
+    "residual layer": lambda: paper.residual(
+        paper.convolution(3), (paper.softplus(5), paper.batch_norm(2, 3, 1.0))
+    ),
     "implicit function": lambda: paper.implicit_function(2.0, 0.5, 1.5, 0.25),
     "square loss": lambda: paper.square_loss(3.0, 1.5),
     "logistic loss": lambda: paper.logistic_loss(10, 4),
@@ -95,7 +99,11 @@ CALLS: dict[str, Callable[[], Any]] = {
     "lemma smooth_gen, corrected": lambda: paper.lemma_smooth_gen([PRODUCT] * 3, 2.0, 0.5, as_printed=False),
     "objective": lambda: paper.objective(paper.lemma_smooth(CURVED), paper.logistic_loss(10), 0.1),
     "objective on a ball": lambda: paper.objective(
-        paper.lemma_smooth(CURVED), paper.square_loss(float("inf"), 1.0), 0.1, 0.5, paper.diameter_of_balls([3.0, 4.0])
+        paper.lemma_smooth(CURVED),
+        paper.square_loss(float("inf"), 1.0),
+        0.1,
+        0.5,
+        paper.diameter_of_balls([3.0, 4.0]),
     ),
     "algorithm 4": lambda: paper.algorithm_4(NETWORK, 0.7, 1.3),
     "algorithm 4, radii": lambda: paper.algorithm_4(LAST, [0.7, 2.0], 1.3),
