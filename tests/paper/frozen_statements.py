@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -33,7 +34,7 @@ def network(*functions: nn.Module) -> nn.Sequential:
     """Fully connected layers with functions between them, all of whose weights are 0.1."""
     sizes = (3, 4, 6, 2)
     layers: list[nn.Module] = []
-    for k, (n, m) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for k, (n, m) in enumerate(itertools.pairwise(sizes)):
         layers += [nn.Linear(n, m), *functions[k : k + 1]]
     model = nn.Sequential(*layers).double()
     with torch.no_grad():

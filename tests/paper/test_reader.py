@@ -309,11 +309,11 @@ def on_meta(**options):
         (lambda: on_meta(domain=Ball(1.0), input_norm=1.0), r"'0\.weight' is on the meta device"),
         (lambda: on_meta(domain=UNIT, wrt="input", input_norm=1.0), r"'0\.weight' is on the meta device"),
         (lambda: certify_as_printed(mlp(3, 2).requires_grad_(False), batch(5, 3), domain=UNIT), "nothing varies"),
-        (lambda: certify_as_printed(mlp(3, 2), batch(5, 3), domain=ProductBall(1.0, {})), r"no entry for '0\.weight'"),
+        (lambda: certify_as_printed(mlp(3, 2), batch(5, 3), domain=ProductBall(1.0, {})), r"no entry for '0\.w"),
         (lambda: certify_as_printed(
             mlp(3, 2), batch(5, 3),
             domain=ProductBall(1.0, {"0.weight": torch.zeros(1), "0.bias": torch.zeros(2)})), r"has shape \(1,\)"),
-        (lambda: certify_as_printed(mlp(3, 2), batch(5, 3), domain=ProductBall({"1": 1.0})), "do not name exactly"),
+        (lambda: certify_as_printed(mlp(3, 2), batch(5, 3), domain=ProductBall({"1": 1.0})), "do not name"),
         (lambda: certify_as_printed(mlp(3, 2), batch(5, 3), domain="everywhere"), "for balls, not for str"),
     ],
 )  # fmt: skip

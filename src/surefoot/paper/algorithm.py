@@ -70,7 +70,7 @@ class Trace:
 
     def rows(self) -> tuple[tuple[str, ...], ...]:
         """A heading and one row per layer; a star marks a flagged layer."""
-        body = [("layer", "m_{t,0}", "m_t", "ℓ_t", "L_t")]
+        body: list[tuple[str, ...]] = [("layer", "m_{t,0}", "m_t", "ℓ_t", "L_t")]
         for index, layer in enumerate(self.layers, start=1):
             numbers = map(str, (layer.biaffine_bound, layer.bound, layer.lipschitz, layer.smoothness))
             body.append(((layer.name or str(index)) + (" *" if layer.flags else ""), *numbers))
