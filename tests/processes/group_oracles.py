@@ -16,8 +16,6 @@ import surefoot as sf
 from surefoot.batches import Batches
 from surefoot.certificate.pieces import InPieces
 from surefoot.optim import GaussNewton, Newton, ProvedEpochs
-from surefoot.oracles.factor import factor_of
-from surefoot.oracles.gram_pieces import assemble_pieces
 from surefoot.oracles.problem import Problem
 from surefoot.processes import Processes
 
@@ -26,7 +24,6 @@ ORACLES: dict[str, tuple[Any, dict[str, Any]]] = {
     "gradient": (sf.oracles.gradient, {"kappa": 2.0}),
     "primal": (sf.oracles.gauss_newton, {"method": "primal", "regularizer": sf.Ridge(0.1)}),
     "dual": (sf.oracles.gauss_newton, {"method": "dual"}),
-    "gram": (sf.oracles.gauss_newton, {"method": "dual_gram", "regularizer": sf.Ridge(0.1)}),
     "conjugate": (sf.oracles.newton, {"method": "cg", "kappa": 0.5}),
 }
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -90,7 +87,7 @@ def calls(model: nn.Module, loader: Any, **group: Any) -> dict[str, Any]:
         "gradient": lambda: sf.oracles.gradient(sf.Chain(model, loader), loss, **group),
         **{
             f"gauss_newton, {method}": partial(_gauss_newton, model, loader, method=method, **group)
-            for method in ("auto", "dual", "dual_gram")
+            for method in ("auto", "dual")
         },
         "newton": lambda: sf.oracles.newton(sf.Chain(model, loader), loss, kappa=1.0, method="cg", **group),
         "CertifiedDescent": lambda: sf.CertifiedDescent(model, loss, **group).step(loader),
@@ -143,7 +140,7 @@ def bursts(network: nn.Module, batches: list[Part], **group: Any) -> tuple[Any, 
 
 
 def sent(network: nn.Module, part: Part, group: Any) -> list[int]:
-    """Bytes that this process hands over: a pull-back, a push-forward, factors of a Gram matrix, and a certificate
+    """Bytes that this process hands over: a pull-back, a push-forward, and a certificate
     at the weights.
     """
     x, y = part
@@ -152,7 +149,6 @@ def sent(network: nn.Module, part: Part, group: Any) -> list[int]:
     asked: list[Any] = [
         lambda: problem.autodiff.pullback(problem.slope),
         lambda: problem.autodiff.pushforward(problem.parameters),
-        lambda: assemble_pieces(problem, factor_of(problem, torch.float64)),
     ]
     found = []
     for ask in asked:
