@@ -27,7 +27,6 @@ from torch import Tensor
 from surefoot.chain import Chain
 from surefoot.chain.autodiff import Autodiff
 from surefoot.graph import Graph
-from surefoot.graph.checks import plainly
 from surefoot.linear_solve import inner, norm
 from surefoot.objectives import Objective, Ridge
 from surefoot.oracles.choice import Choice, choose_gauss_newton, choose_newton
@@ -38,6 +37,7 @@ from surefoot.oracles.losses import columns_of, require_convex
 from surefoot.oracles.newton import solve_conjugate
 from surefoot.oracles.problem import OracleError, Problem, Step, check_kappa, check_tolerance, curved_along
 from surefoot.processes import Processes
+from surefoot.program.checks import plainly
 
 Method = Literal["auto", "primal", "primal_gram", "dual", "dual_gram", "dynamic"]
 METHODS = ("auto", "primal", "primal_gram", "dual", "dual_gram", "dynamic")
@@ -92,6 +92,7 @@ def gauss_newton(
     regularizer: Ridge | None = None,
     tolerance: float | None = None,
     group: Any = None,
+    bend: bool = False,
 ) -> Step:
     r"""The minimiser of the Gauss-Newton model.
 
@@ -111,6 +112,8 @@ def gauss_newton(
             (:mod:`surefoot.oracles.dynamic`).
         tolerance: of the gradient of the model at the result, relative to that at 0; by default 1e-6 in single and
             1e-12 in double precision. A step in single precision that misses it is computed again in double.
+        bend: whether the step is for somebody who looks at the objective where it leads: it comes with half its
+            acceleration (:func:`accelerated`) where a factor is at hand, and its residual is the solver's.
 
     Raises:
         OracleError: also if the loss is not convex.
@@ -133,9 +136,14 @@ def gauss_newton(
         require_convex(problem.objective)
         solver = gauss_newton_solver(problem, method, exact)
         step = solver.solve(kappa, exact, None)
+        if bend and solver.correct is not None:
+            step = accelerated(problem, step, solver.correct)
         return step if solver.choice is None else replace(step, status=f"{step.status} ({solver.choice})")
 
-    step = measured(problem, problem.led(lambda: solve(problem)), exact)
+    step = problem.led(lambda: solve(problem))
+    if bend:
+        return step
+    step = measured(problem, step, exact)
     if not step.solved and not problem.is_double and exact < LOOSE:
         wide = problem.in_double()
         finer = measured(problem, _narrowed(problem, wide.led(lambda: solve(wide))), exact)
