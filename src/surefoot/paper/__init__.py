@@ -24,7 +24,8 @@ from surefoot.paper.layers import (
 )  # fmt: skip
 from surefoot.paper.losses import convex_clustering, logistic_loss, square_loss, supervised
 from surefoot.paper.vgg import (
-    Application, BatchNormComparison, Reading, application, batch_norm_vgg, smooth_vgg, vgg,
+    Application, BatchNormComparison, Reading, application, batch_norm_vgg, smooth_vgg,
+    vgg,
 )  # fmt: skip
 
 __all__ = [
