@@ -78,14 +78,14 @@ class Term:
 
 
 def leaves(
-    program: Program, region: Region, centres: Mapping[str, Tensor | None], fixed: Mapping[str, Tensor | Size]
+    program: Program, region: Region, centres: Mapping[str, Tensor | Size | None], fixed: Mapping[str, Tensor | Size]
 ) -> dict[int, Size]:
     """The sizes of the inputs of a program.
 
     Args:
         program: with its constants.
         region: the domain; its variables are inputs of the program.
-        centres: the centre of each variable; ``None`` for the origin where the program is not run.
+        centres: the centre of each variable, or its size; ``None`` for the origin where the program is not run.
         fixed: the other inputs: their values, or what is known of their size.
     """
     none = Magnitude.zero((len(region.variables),))
@@ -103,7 +103,9 @@ def leaves(
             own[region.variables.index(name)] = 0.0
             lipschitz, radius, centre = Magnitude(own), Magnitude.of(region.radii[name]), centres[name]
             move = within(shape, radius, lipschitz)
-            if centre is None:
+            if isinstance(centre, Size):
+                sizes[index] = replace(centre, lipschitz=lipschitz)
+            elif centre is None:
                 sizes[index] = move
             else:
                 sizes[index] = around(unknown(shape, lipschitz), measured(centre, lipschitz), move, _ZERO)

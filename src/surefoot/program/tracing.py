@@ -114,7 +114,7 @@ def trace(
     named = {name: tracer.data(name, value) for name, value in kwargs.items()}
     with _as_if_alone(tracer.builder.device), _paths(model, tracer.builder), tracer, python_dispatcher():
         result = functional_call(model, owned, tuple(inputs), named)
-        tracer.builder.path = ""
+        tracer.builder.path = "" if objective is None else "objective"
         result = result if objective is None else objective(result)
         outputs = [value for value in tree_leaves(result) if isinstance(value, Tensor)]
     return fuse(tracer.builder.finish([tracer.node_of(value) for value in outputs]))
