@@ -123,9 +123,8 @@ def largest_slope(result: Sizes, group: Group) -> Magnitude | None:
     """The product of the largest slopes of a row, in arguments that are no variables themselves."""
     total = None
     own = {result.program.inputs[name] for name in result.region.variables}
-    for step in group.steps:
-        if step.node.primitive.kind == "linear":
-            continue
+    decisive = [step for step in group.steps if step.node.primitive.kind != "linear"] or group.steps
+    for step in decisive:
         slopes = [
             slope for k, slope in step.claim.slopes.items() if not _is_variable(result, step.arguments[k], own)
         ]
@@ -191,3 +190,24 @@ def _quick_norm(matrix: Magnitude) -> Magnitude:
 def by_group(values: Mapping[int, float], group: Group) -> float:
     """The sum of what the operations of a row have."""
     return sum(values.get(step.node.index, 0.0) for step in group.steps)
+
+
+_THRESHOLD = 20.0  # beyond it torch's soft-plus returns βx/β
+
+
+def remarks(result: Sizes) -> list[str]:
+    """One sentence if soft-plus may get beyond the threshold where torch leaves the smooth function."""
+    gaps = []
+    for step in result.steps:
+        function = step.node.options.get("function")
+        if step.node.primitive.kind != "scalar" or (function.name, function.order) != ("softplus", 0):
+            continue
+        (beta,) = function.parameters
+        if result.sizes[step.arguments[0]].high * beta > _THRESHOLD:
+            gaps.append(math.log1p(math.exp(-_THRESHOLD)) / beta * max(1.0, beta))
+    if not gaps:
+        return []
+    return [
+        "soft-plus is certified without the jump of torch's, which returns the argument itself beyond a threshold "
+        f"that may be within reach: its entries and slopes are off by up to {max(gaps):.1e}"
+    ]

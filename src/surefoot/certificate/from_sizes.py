@@ -6,8 +6,9 @@ The same pass gives the constants of an objective on any set; around the weights
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from surefoot.bounds.breakdown import (
     by_group,
@@ -15,6 +16,7 @@ from surefoot.bounds.breakdown import (
     largest_curvature,
     largest_slope,
     reasons,
+    remarks,
     shares,
     smoothness_by_tensor,
 )
@@ -81,6 +83,7 @@ def bounds_from_sizes(
         },
         block_smoothness=proved.matrix if members is None else by_block(proved.matrix, members),
         reasons=() if smooth.is_finite else tuple(reasons(proved.summands)),
+        remarks=tuple(remarks(result)),
         domain=str(domain),
         wrt=function.wrt,
         scalar=function.is_scalar,
@@ -90,7 +93,7 @@ def bounds_from_sizes(
         weights_inside=function.holds_present(domain),
         effort=effort,
         gradients=_PASSES if around else None,
-        make_rows=lambda: _rows(result, proved, smooth),
+        make_rows=lambda: _rows(function, balls, input_norm, result, proved, smooth),
         make_damping=_damping(function, balls, input_norm),
     )
     matrix = Curvature(proved.matrix, Magnitude.infinity(), proved.matrix * 0.0 + Magnitude.infinity())
@@ -122,27 +125,58 @@ def _by_block(norms: Magnitude | None, blocks: Mapping[str, tuple[int, ...]]) ->
     return {path: float(norms[list(where)].norm()) for path, where in blocks.items()}
 
 
-def _rows(result: Sizes, proved: _Constants, smooth: Magnitude) -> list[Row]:
+def _rows(
+    function: Function,
+    domain: Domain,
+    input_norm: float | None,
+    result: Sizes,
+    proved: _Constants,
+    smooth: Magnitude,
+) -> list[Row]:
     """One row per group of operations, with the constants of its result as a function of the variables."""
-    by_tensor, share = smoothness_by_tensor(result), shares(proved.summands)
-    rows = []
-    for group in groups(result):
-        size, last = result.sizes[group.last.index], group.last.index in result.program.outputs[:1]
-        alone = last and len(result.program.outputs) == 1 or last and proved.at_centre is not None
-        rows.append(
-            Row(
-                module=group.last.path,
-                operation=group.label,
-                shape=tuple(group.last.shape),
-                bound=size.bound,
-                lipschitz=minimum(proved.lipschitz.norm(), proved.gain) if alone else size.lipschitz.norm(),
-                smoothness=smooth if alone else by_tensor[group.last.index],
-                share=by_group(share, group),
-                slope=largest_slope(result, group),
-                curvature=largest_curvature(group),
-            )
+    by_tensor, share, rows = smoothness_by_tensor(result), shares(proved.summands), groups(result)
+    ends = set(result.program.outputs[:1]) if function.is_scalar or len(result.program.outputs) == 1 else set()
+    smaller = _bits(smooth, function, domain.shrunk(0.5), input_norm)
+    gentler = _gentler(function)
+    steadier = 0.0 if gentler is None else _bits(smooth, gentler, domain, input_norm)
+    whole = minimum(proved.lipschitz.norm(), proved.gain)
+    return [
+        Row(
+            module=group.last.path,
+            operation=group.label,
+            shape=tuple(group.last.shape),
+            bound=result.sizes[group.last.index].bound,
+            lipschitz=whole if group.last.index in ends else result.sizes[group.last.index].lipschitz.norm(),
+            smoothness=smooth if group.last.index in ends else by_tensor[group.last.index],
+            share=by_group(share, group),
+            slope=largest_slope(result, group),
+            curvature=largest_curvature(group),
+            epsilon=next((step.node.options["eps"] for step in group.steps if "eps" in step.node.options), None),
+            bits_by_radius=smaller,
+            bits_by_epsilon=steadier,
         )
-    return rows
+        for group in rows
+    ]
+
+
+def _bits(smooth: Magnitude, function: Function, domain: Domain, input_norm: float | None) -> float:
+    """By how many powers of two the smoothness of a changed function, or on a changed domain, is smaller."""
+    result = function.over(domain, input_norm)
+    other = smoothness(assemble(terms(result), len(result.region.variables)))
+    fall = float(smooth.log2) - float(other.log2)
+    return fall if 0 < fall < math.inf else 0.0
+
+
+def _gentler(function: Function) -> Function | None:
+    """The same with ten times the ε of every normalisation; ``None`` if there are none."""
+    nodes = function.program.nodes
+    if not any("eps" in node.options for node in nodes):
+        return None
+    changed = tuple(
+        replace(node, options=node.options | {"eps": 10 * node.options["eps"]}) if "eps" in node.options else node
+        for node in nodes
+    )
+    return replace(function, program=replace(function.program, nodes=changed))
 
 
 def _damping(

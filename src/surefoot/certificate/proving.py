@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from surefoot import guarantees
+from surefoot.bounds.function import Function
 from surefoot.calculus.adjoint.bounds import Centre, dense_centre, scalar_bounds
 from surefoot.calculus.analysis import Analysis
 from surefoot.calculus.assemble import (
@@ -45,6 +46,7 @@ from surefoot.calculus.leaves import Wrt, ordinary_device
 from surefoot.calculus.segment.along import Along
 from surefoot.certificate.added import Bounds
 from surefoot.certificate.downhill import gradient_step
+from surefoot.certificate.from_sizes import bounds_from_sizes
 from surefoot.certificate.record import Certificate, Row
 from surefoot.certificate.regularised import Penalty, regularised
 from surefoot.certificate.segments import on_segment
@@ -159,6 +161,11 @@ def certify_proved(
         with ordinary_device():
             return on_segment(Along(model, x, objective), domain)
     spent = effort if isinstance(effort, Effort) else effort_named(effort)
+    if objective is None or wrt == "input":
+        refuse_penalty(regularizer, is_objective=False)
+        with ordinary_device():
+            function, around = Function.of(model, x, objective, wrt), ProductBall(1.0) if domain is None else domain
+            return bounds_from_sizes(function, around, input_norm, spent.name).certificate
     return proved_of(Analysis.of(model, x, objective), domain, spent, wrt, input_norm, regularizer)
 
 
