@@ -63,12 +63,6 @@ class ProductBall:
             )
         return [(variables, float(self.radius[path])) for path, variables in blocks.items()]
 
-    def shrunk(self, factor: float) -> ProductBall:
-        """The balls with this part of their radii."""
-        radius = self.radius
-        less = {k: factor * r for k, r in radius.items()} if isinstance(radius, Mapping) else factor * radius
-        return ProductBall(less, self.center)
-
     def extent(self, blocks: Iterable[str]) -> dict[str, float]:
         """The largest distance of each block from its centre."""
         radius = self.radius
@@ -101,10 +95,6 @@ class Ball:
     def groups(self, blocks: Mapping[str, tuple[str, ...]]) -> list[tuple[tuple[str, ...], float]]:
         """The variables that share a radius, with that radius."""
         return [(tuple(name for variables in blocks.values() for name in variables), float(self.radius))]
-
-    def shrunk(self, factor: float) -> Ball:
-        """The ball with this part of its radius."""
-        return Ball(factor * self.radius, self.center)
 
     def extent(self, blocks: Iterable[str]) -> float:
         """The largest distance from the centre."""

@@ -14,6 +14,7 @@ from surefoot.bounds.size import Sizes, Step, Term
 from surefoot.magnitude import Magnitude, maximum, minimum, stack
 from surefoot.norms import nonnegative_norm
 from surefoot.program.ir import Node
+from surefoot.program.scalars import Scalar
 
 _MOST_ENTRIES = 5e7  # of all matrices together
 _SHARPEST = 64  # variables up to which every matrix is worth a sharp norm
@@ -199,8 +200,10 @@ def remarks(result: Sizes) -> list[str]:
     """One sentence if soft-plus may get beyond the threshold where torch leaves the smooth function."""
     gaps = []
     for step in result.steps:
-        function = step.node.options.get("function")
-        if step.node.primitive.kind != "scalar" or (function.name, function.order) != ("softplus", 0):
+        if step.node.primitive.kind != "scalar":
+            continue
+        function: Scalar = step.node.options["function"]
+        if (function.name, function.order) != ("softplus", 0):
             continue
         (beta,) = function.parameters
         if result.sizes[step.arguments[0]].high * beta > _THRESHOLD:

@@ -34,8 +34,8 @@ class Function:
         nonnegative: whether the value is known to be no less than 0.
         convex: whether it is a convex function of the outputs.
         quadratic: whether that function has a constant second derivative.
-        parts: of a convex loss of outputs, gives the outputs as a function of the parameters and the loss as one of
-            the outputs.
+        parts: of a convex loss of outputs, gives the outputs as a function of the parameters and the loss as one
+            of the outputs.
     """
 
     program: Program
@@ -115,10 +115,12 @@ class Function:
         return forward(program, region, leaves(program, region, centres, fixed))
 
     def from_size(self, size: Size) -> Sizes:
-        """Sizes of all tensors of the gradient program, from that of the one input, whatever its derivatives are."""
+        """Sizes of all tensors of the gradient program from that of the one input."""
         (name,) = self.variables
         everywhere = Region((name,), (((0,), math.inf),), {"input": (0,)})
-        return forward(self.gradient_program, everywhere, leaves(self.gradient_program, everywhere, {name: size}, {}))
+        return forward(
+            self.gradient_program, everywhere, leaves(self.gradient_program, everywhere, {name: size}, {})
+        )
 
     def balls_around(self, box: Box) -> ProductBall:
         """The balls that contain a box, one per block."""

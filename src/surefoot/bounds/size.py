@@ -78,7 +78,10 @@ class Term:
 
 
 def leaves(
-    program: Program, region: Region, centres: Mapping[str, Tensor | Size | None], fixed: Mapping[str, Tensor | Size]
+    program: Program,
+    region: Region,
+    centres: Mapping[str, Tensor | Size | None],
+    fixed: Mapping[str, Tensor | Size],
 ) -> dict[int, Size]:
     """The sizes of the inputs of a program.
 

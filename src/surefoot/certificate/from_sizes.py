@@ -6,9 +6,8 @@ The same pass gives the constants of an objective on any set; around the weights
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from surefoot.bounds.breakdown import (
     by_group,
@@ -45,7 +44,7 @@ _PASSES = 2  # what a pass through a gradient program costs, in gradients
 
 @dataclass(frozen=True)
 class _Constants:
-    """What one pass proves: m, ℓ in each variable, H with its summands, and the value and gradient at the centre."""
+    """What one pass proves: m, ℓ in each variable, H with its summands; value and gradient at the centre."""
 
     bound: Magnitude
     lipschitz: Magnitude
@@ -93,7 +92,7 @@ def bounds_from_sizes(
         weights_inside=function.holds_present(domain),
         effort=effort,
         gradients=_PASSES if around else None,
-        make_rows=lambda: _rows(function, balls, input_norm, result, proved, smooth),
+        make_rows=lambda: _rows(function, result, proved, smooth),
         make_damping=_damping(function, balls, input_norm),
     )
     matrix = Curvature(proved.matrix, Magnitude.infinity(), proved.matrix * 0.0 + Magnitude.infinity())
@@ -125,20 +124,10 @@ def _by_block(norms: Magnitude | None, blocks: Mapping[str, tuple[int, ...]]) ->
     return {path: float(norms[list(where)].norm()) for path, where in blocks.items()}
 
 
-def _rows(
-    function: Function,
-    domain: Domain,
-    input_norm: float | None,
-    result: Sizes,
-    proved: _Constants,
-    smooth: Magnitude,
-) -> list[Row]:
+def _rows(function: Function, result: Sizes, proved: _Constants, smooth: Magnitude) -> list[Row]:
     """One row per group of operations, with the constants of its result as a function of the variables."""
-    by_tensor, share, rows = smoothness_by_tensor(result), shares(proved.summands), groups(result)
+    by_tensor, share = smoothness_by_tensor(result), shares(proved.summands)
     ends = set(result.program.outputs[:1]) if function.is_scalar or len(result.program.outputs) == 1 else set()
-    smaller = _bits(smooth, function, domain.shrunk(0.5), input_norm)
-    gentler = _gentler(function)
-    steadier = 0.0 if gentler is None else _bits(smooth, gentler, domain, input_norm)
     whole = minimum(proved.lipschitz.norm(), proved.gain)
     return [
         Row(
@@ -151,32 +140,9 @@ def _rows(
             share=by_group(share, group),
             slope=largest_slope(result, group),
             curvature=largest_curvature(group),
-            epsilon=next((step.node.options["eps"] for step in group.steps if "eps" in step.node.options), None),
-            bits_by_radius=smaller,
-            bits_by_epsilon=steadier,
         )
-        for group in rows
+        for group in groups(result)
     ]
-
-
-def _bits(smooth: Magnitude, function: Function, domain: Domain, input_norm: float | None) -> float:
-    """By how many powers of two the smoothness of a changed function, or on a changed domain, is smaller."""
-    result = function.over(domain, input_norm)
-    other = smoothness(assemble(terms(result), len(result.region.variables)))
-    fall = float(smooth.log2) - float(other.log2)
-    return fall if 0 < fall < math.inf else 0.0
-
-
-def _gentler(function: Function) -> Function | None:
-    """The same with ten times the ε of every normalisation; ``None`` if there are none."""
-    nodes = function.program.nodes
-    if not any("eps" in node.options for node in nodes):
-        return None
-    changed = tuple(
-        replace(node, options=node.options | {"eps": 10 * node.options["eps"]}) if "eps" in node.options else node
-        for node in nodes
-    )
-    return replace(function, program=replace(function.program, nodes=changed))
 
 
 def _damping(
@@ -184,8 +150,8 @@ def _damping(
 ) -> Callable[[], tuple[Magnitude, bool]] | None:
     r"""Computes :math:`\ell_hL_\psi` and says whether the loss is quadratic; ``None`` if there is no convex loss.
 
-    :math:`\ell_h` bounds the gradient of the loss at the outputs that occur over the domain: a pass through the loss
-    alone, from the size of the outputs.
+    :math:`\ell_h` bounds the gradient of the loss at the outputs that occur over the domain: a pass through the
+    loss alone, from the size of the outputs.
     """
     if function.parts is None:
         return None

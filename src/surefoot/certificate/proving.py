@@ -160,7 +160,10 @@ def certify_proved(
     if objective is None or wrt == "input":
         refuse_penalty(regularizer, is_objective=False)
         with ordinary_device():
-            function, around = Function.of(model, x, objective, wrt), ProductBall(1.0) if domain is None else domain
+            function, around = (
+                Function.of(model, x, objective, wrt),
+                ProductBall(1.0) if domain is None else domain,
+            )
             return bounds_from_sizes(function, around, input_norm, spent.name).certificate
     return proved_of(Analysis.of(model, x, objective), domain, spent, wrt, input_norm, regularizer)
 
