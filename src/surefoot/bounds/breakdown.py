@@ -127,7 +127,9 @@ def largest_slope(result: Sizes, group: Group) -> Magnitude | None:
     decisive = [step for step in group.steps if step.node.primitive.kind != "linear"] or group.steps
     for step in decisive:
         slopes = [
-            slope for k, slope in step.claim.slopes.items() if not _is_variable(result, step.arguments[k], own)
+            slope
+            for k, slope in step.claim.slopes.items()
+            if result.sizes[step.arguments[k]].varies and not _is_variable(result, step.arguments[k], own)
         ]
         if slopes:
             total = maximum(*slopes) if total is None else total * maximum(*slopes)
