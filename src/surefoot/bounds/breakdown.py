@@ -144,9 +144,15 @@ def _is_variable(result: Sizes, index: int, own: set[int]) -> bool:
     return node.index in own
 
 
-def largest_curvature(group: Group) -> Magnitude:
-    """The largest curvature of the operations of a row."""
-    return maximum(*(bend for step in group.steps for bend in (Magnitude.zero(), *step.claim.bends.values())))
+def largest_curvature(result: Sizes, group: Group) -> Magnitude:
+    """The largest curvature of the operations of a row, between arguments that vary."""
+    bends = [
+        bend
+        for step in group.steps
+        for pair, bend in step.claim.bends.items()
+        if all(result.sizes[step.arguments[k]].varies for k in pair)
+    ]
+    return maximum(Magnitude.zero(), *bends)
 
 
 def smoothness_by_tensor(result: Sizes) -> dict[int, Magnitude]:

@@ -139,7 +139,7 @@ def _rows(function: Function, result: Sizes, proved: _Constants, smooth: Magnitu
             smoothness=smooth if group.last.index in ends else by_tensor[group.last.index],
             share=by_group(share, group),
             slope=largest_slope(result, group),
-            curvature=largest_curvature(group),
+            curvature=largest_curvature(result, group),
         )
         for group in groups(result)
     ]
