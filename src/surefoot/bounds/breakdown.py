@@ -121,9 +121,9 @@ def _places(modules: list[str]) -> str:
 
 
 def largest_slope(result: Sizes, group: Group) -> Magnitude | None:
-    """The product of the largest slopes of a row, in arguments that are no variables themselves."""
+    """The product of the largest slopes of a row, in arguments that are no parameters themselves."""
     total = None
-    own = {result.program.inputs[name] for name in result.region.variables}
+    own = {result.program.inputs[name] for name in result.region.variables if name in result.program.parameters}
     decisive = [step for step in group.steps if step.node.primitive.kind != "linear"] or group.steps
     for step in decisive:
         slopes = [
