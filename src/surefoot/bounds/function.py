@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from surefoot.bounds.size import Sizes, forward, leaves
 from surefoot.bounds.tensor_size import Size, unknown, within
 from surefoot.domains import Box, Domain, DomainError, ProductBall, Region
-from surefoot.graph.checks import as_inputs
 from surefoot.magnitude import Magnitude
-from surefoot.program import Program, differentiate, trace
+from surefoot.program import Program, differentiate
+from surefoot.program.capturing import capture, values_of
 
 Wrt = Literal["params", "input"]
 _FACTS = ("nonnegative", "convex", "quadratic")
@@ -49,17 +49,14 @@ class Function:
 
     @classmethod
     def of(cls, model: nn.Module, x: Any, objective: nn.Module | None = None, wrt: Wrt = "params") -> Function:
-        """Read a model; see :func:`surefoot.program.trace`.
+        """Read a model; see :func:`surefoot.program.capturing.capture`.
 
         Raises:
             CaptureError: if it cannot be read.
             DomainError: if nothing varies.
         """
-        args, kwargs = as_inputs(x)
-        program = trace(model, args, objective, kwargs=kwargs)
-        data = {"x" if len(args) == 1 else f"x.{k}": value for k, value in enumerate(args)} | kwargs
-        present = data | dict(model.named_parameters())
-        values = {name: present[name] for name in program.inputs}
+        program = capture(model, x, objective)
+        values = values_of(program, model, x)
         facts: dict[str, Any] = {name: bool(getattr(objective, name, False)) for name in _FACTS}
         copies = {name: value.detach().clone() for name, value in values.items()}
         if objective is not None and facts["convex"] and wrt == "params":
