@@ -139,9 +139,9 @@ class Function:
         for name in region.variables:
             present, centre = self.values[name], _centre(name, self.values[name], domain.center)
             assert centre is not None
-            away.append(float(torch.linalg.vector_norm(present.double() - centre)) ** 2)
+            away.append(float(torch.linalg.vector_norm(present.double() - centre)))
         return all(
-            sum(away[k] for k in members) <= (radius * (1 + 1e-12)) ** 2 for members, radius in region.groups
+            math.hypot(*(away[k] for k in members)) <= radius * (1 + 1e-12) for members, radius in region.groups
         )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -159,12 +160,12 @@ def certify_proved(
     spent = effort if isinstance(effort, Effort) else effort_named(effort)
     if objective is None or wrt == "input":
         refuse_penalty(regularizer, is_objective=False)
-        with ordinary_device():
-            function, around = (
-                Function.of(model, x, objective, wrt),
-                ProductBall(1.0) if domain is None else domain,
-            )
-            return bounds_from_sizes(function, around, input_norm, spent.name).certificate
+        around = ProductBall(1.0) if domain is None else domain
+        with ordinary_device(), suppress(UnsupportedOperation):
+            function = Function.of(model, x, objective, wrt)
+            proved = bounds_from_sizes(function, around, input_norm, spent.name).certificate
+            if proved.lipschitz.is_finite:
+                return proved
     return proved_of(Analysis.of(model, x, objective), domain, spent, wrt, input_norm, regularizer)
 
 
