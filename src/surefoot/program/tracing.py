@@ -147,7 +147,7 @@ def traced(
         named = {name: tracer.data(name, value) for name, value in kwargs.items()}
         with _as_if_alone(model, builder.device), _paths(model, builder, owned), tracer, python_dispatcher():
             result = functional_call(model, owned, inputs, named)
-            builder.path = ""
+            builder.path = "objective"
             outputs = select_outputs(result if objective is None else objective(result))
     except UnsupportedOperation:
         raise
