@@ -299,7 +299,8 @@ def is_sharded(model: Any) -> bool:
     if not isinstance(model, nn.Module):
         return False
     kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
-    return "FSDPModule" in kinds or any(hasattr(value, "device_mesh") for value in model.parameters())
+    sharding = {"FSDPModule", "FullyShardedDataParallel"}
+    return not sharding.isdisjoint(kinds) or any(hasattr(value, "device_mesh") for value in model.parameters())
 
 
 def global_hooks() -> dict[str, Any]:
