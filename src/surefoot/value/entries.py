@@ -31,7 +31,7 @@ With local errors :math:`\delta`:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -55,14 +55,15 @@ class Entries:
         tensors: its tensors as computed, in double precision, by node.
         needed: the nodes whose errors are asked for, in order.
         given: errors of inputs and of fixed nodes that are not exact.
-        spectral: bounds of the norms of exact matrices, by node; what is missing is computed.
+        staged: the nodes whose sums were taken in stages.
+        spectral: a bound of the norm of an exact matrix, by node.
     """
 
     def __init__(
         self, program: Program, tensors: Callable[[int], Tensor], needed: Iterable[int],
-        given: dict[int, Tensor], spectral: Callable[[int], float] | None = None,
+        given: Mapping[int, Tensor], staged: Container[int], spectral: Callable[[int], float] | None = None,
     ) -> None:  # fmt: skip
-        self.t, self.nodes = tensors, program.nodes
+        self.t, self.nodes, self.staged = tensors, program.nodes, staged
         self.spectral = spectral or (lambda k: spectral_norm(tensors(k)))
         self.error: dict[int, Tensor] = dict(given)
         self.rows: dict[int, Rows] = {}
@@ -76,7 +77,7 @@ class Entries:
     def _visit(self, node: Node) -> None:
         """The error of a node: what its inputs make of theirs, and its own."""
         moved = [k in self.error for k in node.inputs]
-        local = local_error(node, self.t, 2.0**-53)
+        local = local_error(node, self.t, 2.0**-53, node.index in self.staged)
         passed = self._passed(node) if any(moved) else None
         if local is not None:
             self.local[node.index] = local

@@ -96,13 +96,14 @@ def row_norms(x: Tensor, dims: int | Sequence[int]) -> Tensor:
     return torch.linalg.vector_norm(x, dim=dims, keepdim=True, dtype=torch.float64)
 
 
-def local_error(node: Node, t: Callable[[int], Tensor], unit: float) -> Tensor | None:
+def local_error(node: Node, t: Callable[[int], Tensor], unit: float, staged: bool = True) -> Tensor | None:
     """A bound of the local error of each entry, in double precision.
 
     Args:
         node: the primitive.
         t: the tensors as computed, by node.
         unit: the unit of rounding they were computed with.
+        staged: whether a sum was taken in stages.
 
     Returns:
         A tensor that broadcasts to the shape of the node; None where nothing rounds.
@@ -128,7 +129,8 @@ def local_error(node: Node, t: Callable[[int], Tensor], unit: float) -> Tensor |
             return size(node.index) * unit
         case "sum":
             count = math.prod(t(inputs[0]).shape[d] for d in options["dims"])
-            return size(inputs[0]).sum(options["dims"], keepdim=options["keepdim"]) * gamma(additions(count), unit)
+            steps = additions(count) if staged else count
+            return size(inputs[0]).sum(options["dims"], keepdim=options["keepdim"]) * gamma(steps, unit)
         case "cumsum":
             x = size(inputs[0])
             return x.cumsum(options["dim"]) * gamma(x.shape[options["dim"]], unit)
@@ -172,6 +174,40 @@ def local_error(node: Node, t: Callable[[int], Tensor], unit: float) -> Tensor |
         f"how far '{name}' in {node.path or 'the objective'} is off by rounding is not known: it has no value with an "
         "error; write it without that operation"
     )
+
+
+def leading(node: Node) -> tuple[float, tuple[int, ...]] | None:
+    r"""Units c and nodes such that the local error is at most :math:`\gamma_c` times the entries of the one node, or
+    the products of the norms of rows and columns of the two; None for others.
+    """
+    name, inputs, z = node.primitive.name, node.inputs, node.index
+    if name == "mul" or (name == "add" and len(inputs) == 2):
+        return 1.0, (z,)
+    if name in ("weigh", "scale"):
+        return 3.0, (z,)
+    if name == "matmul":
+        return -1.0, inputs
+    if name == "scalar" and node.options["function"].order == 0:
+        function = node.options["function"]
+        if function.name in _CANCEL:
+            return _CANCEL[function.name], inputs
+        if function.name in _KERNELS and (function.name != "softplus" or function.parameters in ((), (1.0,))):
+            return _KERNELS[function.name], (z,)
+    return None
+
+
+def charge(node: Node, t: Callable[[int], Tensor], costate: Tensor, unit: float) -> Tensor | None:
+    r"""The sum :math:`\sum_i|\lambda_i||\delta_i|` over the entries of a node, in as few passes as can be."""
+    known = leading(node)
+    if known is not None and len(known[1]) == 1:
+        return (t(known[1][0]) * costate).abs_().sum(dtype=torch.float64) * gamma(known[0], unit)
+    if known is not None:
+        a, b = (t(k) for k in node.inputs)
+        columns = torch.linalg.vector_norm(b, dim=-2, keepdim=True).mT
+        rows = torch.linalg.vector_norm(a, dim=-1, keepdim=True)
+        return ((costate.abs() @ columns).mul_(rows)).sum(dtype=torch.float64) * gamma(a.shape[-1] + 1, unit)
+    error = local_error(node, t, unit)
+    return None if error is None else (error * costate.double().abs()).sum()
 
 
 def is_mask(w: Tensor) -> bool:

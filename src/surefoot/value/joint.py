@@ -1,0 +1,139 @@
+"""The program of a value and its gradient, apart from what the data alone determine.
+
+What no weight enters is computed once, in double precision, and becomes an input of the program that is run at many
+weights. Where that rounds, the input has an error, and a costate by which it counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from surefoot.program import Builder, Node, Program, differentiate
+from surefoot.value.entries import Entries
+from surefoot.value.rounding import EXACT
+from surefoot.value.running import Runner
+
+_HEAVY = frozenset("matmul conv conv_input conv_weight".split())
+
+
+class Joint:
+    """A program of value and gradient.
+
+    Args:
+        program: of the value.
+        data: the tensors of its inputs that are no weights, by name.
+
+    Attributes:
+        program: of value and gradient; its inputs are weights and tensors that the data determine.
+        parameters: the names of the weights.
+        fixed: the tensors of its other inputs and of its constants, by node.
+        given: the errors of those of them that are not exact, by node.
+        linked: the nodes of the value that round, or are not exact.
+    """
+
+    def __init__(self, program: Program, data: Mapping[str, Tensor]) -> None:
+        self.value_program = program
+        self.parameters = program.parameters
+        moving = program.depends(program.parameters)
+        self._moving = moving
+        read = {k for node in program.nodes if moving[node.index] for k in node.inputs if not moving[k]}
+        out = program.outputs[0]
+        self.boundary = sorted(read | ({out} if not moving[out] else set()))
+        tensors, errors = self._evaluated(data)
+        inexact = self._rounded()
+        builder, place = Builder(), {}
+        for node in program.nodes:
+            k, name = node.index, node.primitive.name
+            builder.path, builder.dtype = node.path, node.dtype
+            if moving[k] and not node.inputs:
+                label = next(label for label, index in program.inputs.items() if index == k)
+                place[k] = builder.input(label, node.shape, node.dtype, parameter=True)
+            elif k in self.boundary:
+                if k in program.constants and k not in inexact:
+                    place[k] = builder.constant(tensors[k])
+                else:
+                    place[k] = builder.input(f"#{k}", node.shape, node.dtype)
+            elif moving[k]:
+                inputs = [place[i] for i in node.inputs]
+                if name == "weigh" and inputs[1] not in builder.constants:
+                    wide = builder.emit("expand", inputs[1], shape=tuple(node.shape))
+                    place[k] = builder.emit("mul", inputs[0], wide)
+                else:
+                    place[k] = builder.emit(name, *inputs, **node.options)
+        value = builder.finish([place[out]])
+        names = {f"#{k}" for k in self.boundary if k in inexact and f"#{k}" in value.inputs}
+        self.program = differentiate(value, [*value.parameters, *sorted(names)])
+        self.rebind(tensors, errors)
+        costates = self.program.costates
+        self.linked = [
+            k for k in costates
+            if k in self.given or (self.program.nodes[k].inputs and self.program.nodes[k].primitive.name not in EXACT)
+        ]  # fmt: skip
+
+    def rebind(self, tensors: Mapping[int, Tensor], errors: Mapping[int, Tensor]) -> None:
+        """Take these tensors and errors of the data, by node of the value's program."""
+        inputs, constants = self.program.inputs, self.program.constants
+        self.fixed: dict[int, Tensor] = dict(constants)
+        self.given: dict[int, Tensor] = {}
+        for k in self.boundary:
+            if f"#{k}" in inputs:
+                self.fixed[inputs[f"#{k}"]] = tensors[k]
+                if k in errors:
+                    self.given[inputs[f"#{k}"]] = errors[k]
+
+    def _evaluated(self, data: Mapping[str, Tensor]) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+        """What the data determine, in double precision, and how far it is off, at the boundary."""
+        program = self.value_program
+        tensors: list[Any] = [None] * len(program.nodes)
+        for name, k in program.inputs.items():
+            if name not in program.parameters:
+                tensors[k] = data[name].detach()
+                tensors[k] = tensors[k].double() if tensors[k].is_floating_point() else tensors[k]
+        for k, constant in program.constants.items():
+            tensors[k] = constant
+        given = {node.index for node in program.nodes if not node.inputs}
+        runner = Runner(program, self.boundary, given, range(len(tensors)), plain=True)
+        runner.run(tensors)
+        found = Entries(program, tensors.__getitem__, sorted(runner.live), {}, range(len(tensors)))
+        return {k: tensors[k] for k in self.boundary}, {k: e for k, e in found.error.items() if k in self.boundary}
+
+    def _rounded(self) -> set[int]:
+        """The nodes that no weight enters and that may round."""
+        rounded: set[int] = set()
+        for node in self.value_program.nodes:
+            if not self._moving[node.index] and node.inputs:
+                own = node.primitive.name not in EXACT
+                if own or any(k in rounded for k in node.inputs):
+                    rounded.add(node.index)
+        return rounded
+
+    def dtypes(self, single: bool) -> list[torch.dtype]:
+        """The element type that each node is run in: in single precision what products of matrices and convolutions
+        are computed from, on the way to the value, and what is computed from them on the way back.
+        """
+        nodes = self.program.nodes
+        if not single:
+            return [torch.float64] * len(nodes)
+        values = self.program.costates
+        narrow = [False] * len(nodes)
+        for node in reversed(nodes):
+            if node.index in values and node.primitive.name in _HEAVY:
+                narrow[node.index] = True
+            if narrow[node.index]:
+                for k in node.inputs:
+                    narrow[k] = True
+        for node in nodes:
+            if node.index not in values and node.inputs:
+                from_back = any(narrow[k] and k not in values and nodes[k].inputs for k in node.inputs)
+                narrow[node.index] = node.primitive.name in _HEAVY or from_back
+        return [torch.float32 if low else torch.float64 for low in narrow]
+
+    @property
+    def fits_single(self) -> bool:
+        """Whether the fixed tensors are numbers of single precision."""
+        real = [t for t in self.fixed.values() if t.is_floating_point()]
+        return not self.given and all(bool((t.float().double() == t).all()) for t in real)

@@ -1,0 +1,306 @@
+r"""The same errors by norms alone: one number per tensor, which decides nearly always.
+
+Of each node: n bounds the norm of its tensor, p its largest entry, and e the norm of its error. What costates are off
+by counts only at second order, as :math:`\sum_z\|\delta_z\|e_{\lambda_z}`, so it may be coarse. It grows with all
+sizes, and is worked out for sizes twice as large as they are: it holds as long as tensors stay below these.
+
+With the notation of :mod:`surefoot.value.entries`: a linear primitive has the norm :math:`\sqrt{\text{numbers added
+up}\cdot\text{copies}}` at most (Schur); a product :math:`e \le e_a(p_b + e_b) + p_ae_b`, of matrices with spectral or
+Frobenius norms in place of p, of convolutions with :math:`\sqrt{\text{taps}}\,\|W\|`; scalar functions, soft-max and
+normalisation have their largest slope. With these slopes :math:`L_i`, and a number k of roundings, every local error
+is at most
+
+.. math:: \|\delta\| \le ku\,\big(\|z\| + \sum_iL_i\|x_i\|\big) ,
+
+for scalar functions, of which neither the kernels nor the derivatives of higher order are listed, with k = 512: this
+is part of what is assumed of floating point, and tested.
+
+*Kinks and ties*: where a derivative jumps, the entries nearer to the jump than :data:`NEAR` are counted at each run;
+c of them are off by at most :math:`\sqrt c` times the jump, if errors are below :data:`NEAR`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Mapping, Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from surefoot.bounds.scalars import enclose, pieces
+from surefoot.program import Node, Program, Scalar
+from surefoot.value.rounding import EXACT, gamma, leading, multiplicity, product_terms
+
+NEAR = 2.0**-26
+_MOVES = EXACT - {"constant", "input", "amax", "maximum", "sort", "select_like", "pick_like"}
+
+
+class Norms:
+    """What is known of a program by norms.
+
+    Args:
+        program: of value and costates.
+        nodes: those whose errors are asked for, in order.
+        absent: slopes that are not computed.
+        units: of rounding, by node.
+        given: norms of the errors of inputs and of fixed nodes that are not exact.
+        fixed: nodes whose tensors stay the same.
+
+    Attributes:
+        measured: the nodes whose sizes are asked for at each run.
+    """
+
+    def __init__(
+        self, program: Program, nodes: Sequence[int], absent: set[int], units: Sequence[float],
+        given: Mapping[int, float], fixed: Container[int],
+    ) -> None:  # fmt: skip
+        self.program, self.order, self.units, self.given = program, nodes, units, given
+        self.kinks = {k: at for k in nodes if (at := kinks_of(program.nodes[k]))}
+        self.ties = [k for k in nodes if program.nodes[k].primitive.name in ("select_like", "pick_like")]
+        names = {k: program.nodes[k].primitive.name for k in nodes}
+        sized = [k for k in nodes if names[k] not in _MOVES and names[k] != "scale" and k not in absent]
+        self.is_measured = [False] * len(program.nodes)
+        for k in sized:
+            self.is_measured[k] = True
+        self.measured = [k for k in sized if k not in fixed]
+        self.poles = [k for k in nodes if has_pole(program.nodes[k])]
+        self.gains = {k: linear_gain(program.nodes[k], program) for k in nodes}
+        self.absent = {k for k in absent if names[k] == "scalar"}
+        self.leading = {k: self._leading(program.nodes[k]) for k in nodes}
+        self.counts = {k: float(rounding_count(program.nodes[k], program)) for k in nodes}
+
+    def errors(
+        self, n: list[float], p: list[float], near: Mapping[int, int], least: Mapping[int, float],
+        spectral: Callable[[int], float], upto: int | None = None,
+    ) -> tuple[list[float], list[float]]:
+        """Norms of the errors and of the local errors of all nodes.
+
+        Args:
+            n: bounds of the norms of the measured nodes, of inputs and of constants; others are filled in.
+            p: bounds of their largest entries, likewise.
+            near: how many entries are near a kink, or tied, by node.
+            least: the smallest absolute value of what a function with a pole is applied to, by node.
+            spectral: a bound of the norm of an exact matrix.
+            upto: the last node to look at; all by default.
+        """
+        nodes, units = self.program.nodes, self.units
+        e, local = [0.0] * len(nodes), [0.0] * len(nodes)
+        for k, error in self.given.items():
+            e[k] = error
+        for k in self.order:
+            if upto is not None and k > upto:
+                break
+            node = nodes[k]
+            name, inputs = node.primitive.name, node.inputs
+            if not inputs:
+                continue
+            if not self.is_measured[k]:
+                self._fill(node, n, p)
+            passed, size = self._rule(node, n, p, e, near.get(k, 0), least.get(k), spectral)
+            if name not in EXACT:
+                known = self.leading[k]
+                if known is not None:
+                    local[k] = known[0] * math.prod(n[i] for i in known[1])
+                elif k in self.absent:
+                    local[k] = 64 * units[k] * n[k]
+                else:
+                    local[k] = self.counts[k] * units[k] * (n[k] + size) * (1 + 1e-6)
+            e[k] = (passed + local[k]) * (1 + 1e-12) if passed == passed else math.inf
+        return e, local
+
+    def _leading(self, node: Node) -> tuple[float, tuple[int, ...]] | None:
+        """The factor and the nodes whose norms multiply to that of the local error."""
+        known = None if node.index in self.absent else leading(node)
+        if known is None:
+            return None
+        count = self.program.nodes[node.inputs[0]].shape[-1] + 1 if len(known[1]) == 2 else known[0]
+        return gamma(count, self.units[node.index]) * (1 + 1e-6), known[1]
+
+    def _fill(self, node: Node, n: list[float], p: list[float]) -> None:
+        """The size of what is only moved or scaled; of a slope, from its range."""
+        k, inputs = node.index, node.inputs
+        if node.primitive.name == "scalar":
+            p[k] = slope_over(node, 0, p[inputs[0]])
+            n[k] = p[k] * math.sqrt(node.shape.numel())
+        elif node.primitive.name == "cat":
+            n[k] = math.sqrt(sum(n[i] * n[i] for i in inputs))
+            p[k] = max(p[i] for i in inputs)
+        elif node.primitive.name == "scale":
+            factor = abs(node.options["factor"])
+            n[k], p[k] = n[inputs[0]] * factor, p[inputs[0]] * factor
+        elif node.primitive.name == "matmul":
+            n[k] = p[k] = n[inputs[0]] * n[inputs[1]]
+        else:
+            n[k], p[k] = n[inputs[0]] * self.gains[k], p[inputs[0]]
+
+    def _rule(
+        self, node: Node, n: list[float], p: list[float], e: list[float], near: int, least: float | None,
+        spectral: Callable[[int], float],
+    ) -> tuple[float, float]:  # fmt: skip
+        """What errors of the inputs make of the result, and the sum of slopes times sizes."""
+        name, kind, options, inputs = node.primitive.name, node.primitive.kind, node.options, node.inputs
+        a, gain = inputs[0], self.gains[node.index]
+        b = inputs[1] if len(inputs) > 1 else a
+        if kind == "linear" and name != "weigh":
+            real = inputs if name in ("add", "cat") else inputs[:1]
+            return gain * sum(e[k] for k in real), gain * sum(n[k] for k in real)
+        if name in ("mul", "weigh"):
+            return e[a] * (p[b] + e[b]) + p[a] * e[b], n[a] * p[b]
+        if name == "matmul":
+            is_matrix = len(node.shape) == 2
+            right = spectral(b) if is_matrix and not e[b] else n[b]
+            left = spectral(a) if is_matrix and not e[a] and e[b] else n[a]
+            return e[a] * (right + e[b]) + left * e[b], n[a] * n[b]
+        if kind == "product":
+            return gain * (e[a] * (n[b] + e[b]) + n[a] * e[b]), gain * n[a] * n[b]
+        if kind == "scalar":
+            low = None if least is None else least - e[a]
+            slope = slope_over(node, 1, p[a] + e[a], low)
+            if not e[a]:
+                return 0.0, slope * n[a]
+            if node.index in self.kinks and e[a] > NEAR:
+                slope = math.inf
+            size = slope_over(node, 0, p[a] + e[a], low)
+            jumps = 2 * size * math.sqrt(near) if near else 0.0
+            return min(slope * e[a] + jumps, 2 * size * math.sqrt(node.shape.numel())), slope * n[a]
+        root = math.sqrt(node.shape.numel())
+        match name:
+            case "softmax":
+                return min(0.51 * e[a], 2 * root), root
+            case "logsumexp" | "amax" | "maximum" | "sort":
+                return e[a] + (e[b] if name == "maximum" else 0.0), root
+            case "softmax_back":
+                width = math.sqrt(node.shape[options["dim"]])
+                g = p[a] + e[a]
+                return 0.51 * e[a] + e[b] * (2 * g + min(n[a] + e[a], width * g)), 2 * n[a]
+            case "normalize" | "rstd":
+                count = math.prod(self.program.nodes[a].shape[d] for d in options["dims"])
+                r = p[self.deviation(node)]
+                shift = r * e[a] / math.sqrt(count)
+                gain = r / (1 - shift) if shift < 0.5 else math.inf
+                gain = gain if name == "normalize" else 4 * r * gain / math.sqrt(count)
+                return (gain * e[a] if e[a] else 0.0), gain * n[a]
+            case "normalize_back":
+                r, z = inputs[2], b
+                count = math.prod(node.shape[d] for d in options["dims"])
+                g, row = p[a] + e[a], min(n[a] + e[a], math.sqrt(count) * (p[a] + e[a]))
+                scale = p[r] + e[r]
+                return scale * (1.01 * e[a] + 2.02 * e[z] * g) + 2.02 * e[r] * row, 3 * scale * n[a]
+            case "select_like" | "pick_like":
+                known = e[a] if e[b] <= NEAR else math.inf
+                return known + 2 * (p[a] + e[a]) * math.sqrt(2 * near), 0.0
+        return (math.inf if any(e[k] for k in inputs) else 0.0), math.inf
+
+    def deviation(self, node: Node) -> int:
+        """The node of 1/σ that belongs to a normalisation."""
+        if node.primitive.name == "rstd":
+            return node.index
+        for other in self.program.nodes[node.index :]:
+            if other.primitive.name == "rstd" and other.inputs == node.inputs and other.options == node.options:
+                return other.index
+        return node.index  # not there: of a normalised tensor no entry is larger than that of its group's root
+
+
+def kinks_of(node: Node) -> tuple[float, ...]:
+    """Where a scalar function of a node jumps, or where its slope is not bounded."""
+    function = node.options.get("function") if node.primitive.name == "scalar" else None
+    if function is None:
+        return ()
+    return tuple(kink for kink, smoothness in pieces(function.name, function.parameters).kinks
+                 if function.order + 1 > smoothness)  # fmt: skip
+
+
+def count_near(node: Node, t: Callable[[int], Tensor]) -> int:
+    """How many entries are near a kink; of a selection, how many are as large as the largest but for themselves."""
+    if node.primitive.name == "scalar":
+        x, count = t(node.inputs[0]), 0
+        for kink in kinks_of(node):
+            distance = (x - kink if kink else x).abs()
+            count += int((distance <= NEAR).sum()) if float(distance.min()) <= NEAR else 0
+        return count
+    by, dims = t(node.inputs[1]), list(node.options["dims"])
+    top = by.amax(dims, keepdim=True)
+    return int((by >= top - 2 * NEAR).sum()) - top.numel()
+
+
+_POLES = frozenset("log log1p sqrt rsqrt reciprocal".split())
+
+
+def has_pole(node: Node) -> bool:
+    """Whether a function of a node has no bounded derivatives near 0."""
+    function = node.options.get("function") if node.primitive.name == "scalar" else None
+    if function is None or function.name == "log1p":
+        return False
+    exponent = function.parameters[0] if function.name == "power" else 1.0
+    return function.name in _POLES or exponent < 0 or exponent != int(exponent)
+
+
+def slope_over(node: Node, order: int, reach: float, least: float | None = None) -> float:
+    """The largest absolute value of a derivative of a node's function on [-reach, reach], kinks left out; or on
+    [least, reach] and, if it is defined there, on the negative numbers likewise.
+    """
+    if not (least is None or least > 0) or reach != reach:
+        return math.inf
+    upper = 2.0 ** math.ceil(math.log2(reach)) if 0 < reach < 2.0**1000 else reach
+    return _supremum(node.options["function"], order, upper, least and 2.0 ** math.floor(math.log2(least)))
+
+
+@lru_cache(maxsize=2**16)
+def _supremum(function: Scalar, order: int, reach: float, least: float | None) -> float:
+    if least is not None:  # all of these are monotone in the absolute value, as are their derivatives
+        ends = torch.tensor([least, reach], dtype=torch.float64)
+        low, high = enclose(function, order, ends, ends)
+    else:
+        cuts = [kink for kink, _ in pieces(function.name, function.parameters).kinks if abs(kink) < reach]
+        low = torch.tensor([-reach, *(math.nextafter(c, math.inf) for c in cuts)], dtype=torch.float64)
+        high = torch.tensor([*(math.nextafter(c, -math.inf) for c in cuts), reach], dtype=torch.float64)
+        low, high = enclose(function, order, low, high)
+    return float(torch.maximum(low.abs(), high.abs()).max())
+
+
+def linear_gain(node: Node, program: Program) -> float:
+    """The norm of a linear primitive, for one of its real inputs alone; of a convolution, the root of its taps."""
+    name, options, size = node.primitive.name, node.options, float(node.shape.numel())
+    match name:
+        case "scale":
+            return float(abs(options["factor"]))
+        case "sum" | "expand":
+            other = float(program.nodes[node.inputs[0]].shape.numel())
+            return math.sqrt(max(size, other) / max(min(size, other), 1.0))
+        case "cumsum":
+            return float(node.shape[options["dim"]])
+        case "gather" | "scatter" | "rows" | "rows_back":
+            return math.sqrt(multiplicity(program.constants[node.inputs[1]]))
+        case "unfold" | "fold":
+            return math.sqrt(math.prod(options["kernel"]))
+        case "conv" | "conv_input" | "conv_weight":
+            kernel = node.shape if name == "conv_weight" else program.nodes[node.inputs[1]].shape
+            return math.sqrt(math.prod(kernel[2:]))
+    return 1.0
+
+
+def rounding_count(node: Node, program: Program) -> int:
+    """How many roundings, and units of error of kernels, an entry has; sums in any order."""
+    name, options = node.primitive.name, node.options
+    shapes = [program.nodes[k].shape for k in node.inputs]
+    match name:
+        case "add":
+            return len(shapes)
+        case "sum":
+            return math.prod(shapes[0][d] for d in options["dims"]) + 1
+        case "cumsum":
+            return node.shape[options["dim"]] + 1
+        case "scatter" | "rows_back":
+            return multiplicity(program.constants[node.inputs[1]]) + 1
+        case "fold":
+            return math.prod(options["kernel"]) + 1
+        case "matmul" | "conv" | "conv_input" | "conv_weight":
+            return product_terms(node, *shapes) + 2
+        case "scalar":
+            return 512
+        case "softmax" | "logsumexp" | "softmax_back":
+            return int(17 * shapes[0][options["dim"]]) + 64
+        case "normalize" | "rstd" | "normalize_back":
+            return 4 * math.prod(shapes[0][d] for d in options["dims"]) + 64
+    return 4

@@ -1,0 +1,377 @@
+r"""One function at many weights: its value, its gradient, and how far the value is from that in exact arithmetic.
+
+Let :math:`z_k = f_k(z_{<k})` be the tensors of a program, :math:`\hat z_k = f_k(\hat z_{<k}) + \delta_k` what is
+computed, and :math:`z(s)` the tensors where the errors :math:`s\delta_k` are made instead. The output of
+:math:`z(0)` is the exact value F, that of :math:`z(1)` the computed one, and its derivative in s is
+:math:`\sum_k\langle\lambda_k(s), \delta_k\rangle` with the costates :math:`\lambda(s)` at :math:`z(s)`. Hence
+
+.. math:: |\hat F - F| \le \sum_k\sum_i\sup_s|\lambda_{ki}(s)||\delta_{ki}| ,
+
+so that depth does not multiply the error. Costates are tensors of the same program (of value and gradient), so the
+same rules say how far :math:`\lambda(s)` is from the computed :math:`\hat\lambda`. With
+:math:`|\lambda| \le |\hat\lambda| + e` the sum has a part of first order, from the tensors as they are, and one of
+second order, by norms (:mod:`surefoot.value.norms`) and, where these do not decide, by entries
+(:mod:`surefoot.value.entries`). Where a function has kinks, :math:`\lambda(s)` is any slope between those on both sides.
+
+What rounds counts, also where no weight enters: tensors that the data alone determine are computed once, in double
+precision; where that rounds they are inputs with an error, and have costates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from surefoot.errors import EvaluationError
+from surefoot.norms.matrix import spectral_norm
+from surefoot.value.entries import Entries
+from surefoot.value.joint import Joint
+from surefoot.value.norms import Norms, count_near
+from surefoot.value.rounding import FLOOR, UNIT, charge, row_norms
+from surefoot.value.running import Runner
+
+_SLACK = 1 + 1e-5  # round-off of the bounds themselves
+_MINOR = 0.04  # of the first order: what is left to norms
+_ROOMS = ((2.0,), (2.0, 1.1, 1 + 1e-6))  # sizes that the second order is worked out for, over those of tensors
+_SMALL_ENOUGH = 0.5  # of the first order: a second one that is not made smaller
+
+
+class InfiniteValue(EvaluationError):
+    """A value that is not finite: too far away, or wrong data."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The value of a function in exact arithmetic, at the weights as they are stored.
+
+    Attributes:
+        value: as computed.
+        error: how far the exact value may be from it.
+
+    >>> evaluation = sf.evaluate(nn.Linear(2, 1), torch.eye(2), sf.Square(torch.ones(2, 1)))
+    >>> evaluation.lower < evaluation.value < evaluation.upper
+    True
+    """
+
+    value: float
+    error: float
+
+    @property
+    def lower(self) -> float:
+        """A number that the exact value is not below."""
+        return math.nextafter(self.value - self.error, -math.inf)
+
+    @property
+    def upper(self) -> float:
+        """A number that the exact value is not above."""
+        return math.nextafter(self.value + self.error, math.inf)
+
+    def __str__(self) -> str:
+        return f"{self.value:.17g} ± {self.error * (1 + 1e-2):.1e}"
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Norms and largest entries of tensors at these nodes; how many entries are near kinks, how near poles are."""
+
+    places: list[int]
+    norms: list[float]
+    peaks: list[float]
+    near: dict[int, int]
+    least: dict[int, float]
+
+
+@dataclass(frozen=True)
+class _Bounds:
+    """The second order, or an error by norms, and the sizes up to which it holds; the norms of local errors."""
+
+    second: float
+    n: list[float]
+    p: list[float]
+    near: dict[int, int]
+    least: dict[int, float]
+    anchors: dict[int, float]
+    local: list[float]
+
+    def hold(self, sizes: _Sizes, norm_of: Callable[[int], float]) -> bool:
+        """Whether tensors of these sizes are within."""
+        return (
+            all(n <= self.n[k] and p <= self.p[k] for k, n, p in zip(sizes.places, sizes.norms, sizes.peaks, strict=True))
+            and all(count <= self.near[k] for k, count in sizes.near.items())
+            and all(value >= self.least[k] for k, value in sizes.least.items())
+            and all(norm_of(k) <= bound for k, bound in self.anchors.items())
+        )
+
+
+def _peak(t: Tensor) -> float:
+    low, high = torch.aminmax(t) if t.numel() else (t.new_zeros(()), t.new_zeros(()))
+    return max(-float(low), float(high))
+
+
+@dataclass(eq=False)
+class Run:
+    """One pass at some weights.
+
+    Attributes:
+        weights: by name.
+        tensors: of the program, by node; costates once they are asked for.
+        value: as computed.
+    """
+
+    weights: Mapping[str, Tensor]
+    tensors: list[Any]
+    value: float
+    has_costates: bool = False
+    sizes: dict[tuple[int, int], _Sizes] = field(default_factory=dict)
+
+
+class Valuer:
+    """Evaluates one function at many weights.
+
+    Args:
+        joint: its program, of value and gradient.
+        single: whether it is run in single precision, as far as that may decide.
+    """
+
+    def __init__(self, joint: Joint, *, single: bool = False) -> None:
+        self.joint, self.single = joint, single
+        program = self.program = joint.program
+        self.dtypes = joint.dtypes(single)
+        self._units = [UNIT[dtype] for dtype in self.dtypes]
+        self._output = program.outputs[0]
+        self._wanted = {*program.outputs, *joint.linked, *(program.costates[k] for k in joint.linked)}
+        self._given = {node.index for node in program.nodes if not node.inputs}
+        self._runner = Runner(program, self._wanted, self._given, program.costates, self.dtypes)
+        given = {k: float(torch.linalg.vector_norm(e)) for k, e in joint.given.items()}
+        self._norms = Norms(program, sorted(self._runner.live), self._runner.skipped, self._units, given, joint.fixed)
+        self._fixed = {k: v.to(self.dtypes[k]) if v.is_floating_point() else v for k, v in joint.fixed.items()}
+        self._level = 0  # 0: Frobenius norms, 1: spectral norms and largest entries, 2: entries
+        self._bounds: _Bounds | None = None
+        self._ahead: _Bounds | None = None  # of a pass without costates
+        self._major: list[int] = []  # the nodes whose part of the first order is worked out by entries
+        self._spectral: dict[int, tuple[Tensor, float]] = {}
+
+    # Passes.
+
+    def run(self, weights: Mapping[str, Tensor], *, derivatives: bool = True) -> Run:
+        """Compute the value; costates too if derivatives are asked for, else when they are needed."""
+        tensors: list[Any] = [None] * len(self.program.nodes)
+        for k, value in self._fixed.items():
+            tensors[k] = value
+        for name in self.joint.parameters:
+            k = self.program.inputs[name]
+            tensors[k] = weights[name].detach().to(self.dtypes[k])
+        with torch.no_grad():
+            self._runner.run(tensors, upto=self._output)
+        run = Run(weights, tensors, float(tensors[self._output]))
+        if derivatives:
+            self._back(run)
+        return run
+
+    def _back(self, run: Run) -> None:
+        if not run.has_costates:
+            with torch.no_grad():
+                self._runner.run(run.tensors, after=self._output)
+            run.has_costates = True
+
+    def gradient(self, run: Run) -> dict[str, Tensor]:
+        """The gradient of a pass by name, in double precision."""
+        self._back(run)
+        outputs = zip(self.joint.parameters, self.program.outputs[1:], strict=False)
+        return {name: run.tensors[k].double().reshape(run.weights[name].shape) for name, k in outputs}
+
+    # Errors.
+
+    @torch.no_grad()
+    def enclosed(self, run: Run, enough: float = 0.0) -> Evaluation:
+        """The interval of the exact value.
+
+        Args:
+            run: the pass.
+            enough: an error that need not be made smaller.
+
+        Raises:
+            InfiniteValue: if the value is not finite.
+        """
+        if not math.isfinite(run.value):
+            raise InfiniteValue(
+                f"the objective is {run.value} at these weights: check data and weights for NaN and huge entries"
+            )
+        if not run.has_costates and enough > 0:
+            error = self._forward_error(run)
+            if error <= enough:
+                return Evaluation(run.value, error)
+        self._back(run)
+        if self._level < 2:
+            error = self._error(run, enough)
+            if error is not None:
+                return Evaluation(run.value, error)
+        if self.single:
+            return Evaluation(run.value, math.inf)
+        return self._by_entries(run)
+
+    def _error(self, run: Run, enough: float) -> float | None:
+        """The error by the first order and the second one by norms; None where this is too much."""
+        total = math.inf
+        while self._level < 2:
+            sizes = self._sizes(run, len(self.program.nodes))
+            for room in _ROOMS[self._level]:
+                if self._bounds is None or not self._bounds.hold(sizes, lambda k: self._spectral_norm(k, run.tensors[k])):
+                    self._bounds = self._bounded(run, sizes, room)
+                first = self._first_order(run, sizes)
+                total = min(total, (first + self._bounds.second) * _SLACK)
+                if self._bounds.second <= _SMALL_ENOUGH * first or total <= enough:
+                    return total
+                self._bounds = None
+            self._level += 1
+        self._level = 1 if self.single else 2
+        return total if self.single else None
+
+    def _forward_error(self, run: Run) -> float:
+        """How far the value is off by norms alone, from a pass without costates."""
+        sizes = self._sizes(run, self._output + 1)
+        if self._ahead is None or not self._ahead.hold(sizes, lambda k: self._spectral_norm(k, run.tensors[k])):
+            self._ahead = self._bounded(run, sizes, 2.0, self._output)
+        return self._ahead.second
+
+    def _sizes(self, run: Run, end: int) -> _Sizes:
+        """Norms of the tensors before a node; their largest entries too where these are asked for."""
+        if (end, self._level) not in run.sizes:
+            t, norms, nodes = run.tensors, self._norms, self.program.nodes
+            places = norms.measured if end == len(nodes) else [k for k in norms.measured if k < end]
+            n = torch.stack(torch._foreach_norm([t[k] for k in places], 2, torch.float64)).tolist()
+            p = [_peak(t[k]) for k in places] if self._level else n
+            near = {k: count_near(nodes[k], t.__getitem__) for k in [*norms.kinks, *norms.ties] if k < end}
+            least = {k: float(t[nodes[k].inputs[0]].abs().min()) for k in norms.poles if k < end}
+            run.sizes[end, self._level] = _Sizes(places, n, p, near, least)
+        return run.sizes[end, self._level]
+
+    def _bounded(self, run: Run, sizes: _Sizes, room: float, upto: int | None = None) -> _Bounds:
+        """The second order for sizes up to so many times these; up to a node, the error of that."""
+        nodes, costates = self.program.nodes, self.program.costates
+        n, p = [0.0] * len(nodes), [0.0] * len(nodes)
+        for k, (size, peak) in self._fixed_sizes.items():
+            n[k], p[k] = size, peak if self._level else size
+        for k, size, peak in zip(sizes.places, sizes.norms, sizes.peaks, strict=True):
+            n[k], p[k] = size * room, peak * room
+        near = {k: int(count * room) for k, count in sizes.near.items()}
+        least = {k: value / room for k, value in sizes.least.items()}
+        anchors: dict[int, float] = {}
+
+        def spectral(k: int) -> float:
+            if not self._level:
+                return n[k]
+            anchors[k] = self._spectral_norm(k, run.tensors[k]) * room
+            return anchors[k]
+
+        e, local = self._norms.errors(n, p, near, least, spectral, upto)
+        if upto is not None:
+            return _Bounds(e[upto] * _SLACK, n, p, near, least, anchors, e)
+        second = 0.0
+        for k in self.joint.linked:
+            c = costates[k]
+            own = self._norms.given.get(k, local[k])
+            second += own * e[c] + FLOOR[self.dtypes[k]] * math.sqrt(nodes[k].shape.numel()) * (n[c] + e[c])
+        return _Bounds(second if second == second else math.inf, n, p, near, least, anchors, local)
+
+    @cached_property
+    def _fixed_sizes(self) -> dict[int, tuple[float, float]]:
+        """Norms and largest entries of what the data determine."""
+        real = {k: t.double() for k, t in self._fixed.items() if t.is_floating_point() and t.numel()}
+        return {k: (float(t.norm()) * (1 + 1e-6), float(t.abs().max())) for k, t in real.items()}
+
+    def _spectral_norm(self, k: int, matrix: Tensor) -> float:
+        """A bound of the norm of an exact matrix: as it was, and how far it has moved since."""
+        if k in self._spectral:
+            old, norm = self._spectral[k]
+            moved = float((matrix - old).norm()) * (1 + 1e-6)
+            if moved <= 0.1 * norm:
+                return norm + moved
+        self._spectral[k] = matrix.clone(), spectral_norm(matrix)
+        return self._spectral[k][1]
+
+    def _first_order(self, run: Run, sizes: _Sizes) -> float:
+        """The sum of the local errors times the costates as they are: by entries where it matters, else by norms."""
+        assert self._bounds is not None
+        rest = self._by_norms(sizes)
+        while True:
+            exact = [self._charge(run, k) for k in self._major]
+            total = float(torch.stack(exact).sum()) if exact else 0.0
+            minor = sum(value for k, value in rest.items() if k not in self._major)
+            if minor <= _MINOR * total or len(self._major) == len(rest):
+                return total + minor
+            order, tail = sorted(rest, key=rest.__getitem__), 0.0
+            least = len(self._major) + 1  # the largest, until what is left is small enough
+            allowed = 0.5 * _MINOR * max(total, minor / 8)
+            for place, k in enumerate(order):
+                tail += rest[k]
+                if tail > allowed or place >= len(order) - least:
+                    break
+            self._major = sorted(order[place:])
+
+    def _by_norms(self, sizes: _Sizes) -> dict[int, float]:
+        """The parts of the first order by norms."""
+        assert self._bounds is not None
+        n, local, leading = [*self._bounds.n], self._bounds.local, self._norms.leading
+        for k, norm in zip(sizes.places, sizes.norms, strict=True):
+            n[k] = norm
+        parts = {}
+        for k in self.joint.linked:
+            known = leading.get(k)
+            own = local[k] if known is None else known[0] * math.prod([n[i] for i in known[1]])
+            parts[k] = self._norms.given.get(k, own) * n[self.program.costates[k]]
+        return parts
+
+    def _charge(self, run: Run, k: int) -> Tensor:
+        t, costate = run.tensors, run.tensors[self.program.costates[k]]
+        if k in self.joint.given:
+            return (self.joint.given[k] * costate.abs()).sum().double()
+        part = charge(self.program.nodes[k], lambda i: self._tensor(run, i), costate, self._units[k])
+        return costate.new_zeros((), dtype=torch.float64) if part is None else part
+
+    @cached_property
+    def _plain(self) -> Runner:
+        """The program in double precision with all its tensors."""
+        return Runner(self.program, self._wanted, self._given, self.program.costates, plain=True)
+
+    def _tensor(self, run: Run, k: int) -> Tensor:
+        if run.tensors[k] is None:
+            node = self.program.nodes[k]
+            return node.primitive.run([self._tensor(run, i) for i in node.inputs], **node.options)
+        return run.tensors[k]
+
+    def _by_entries(self, run: Run) -> Evaluation:
+        """Value and error from a pass in which all tensors are there, by errors of entries and of rows."""
+        program, costates = self.program, self.program.costates
+        runner = self._plain
+        tensors = [None if k not in self._given else v for k, v in enumerate(run.tensors)]
+        runner.run(tensors)
+        order = sorted(runner.live)
+        found = Entries(
+            program, tensors.__getitem__, order, self.joint.given, program.costates,
+            lambda k: self._spectral_norm(k, tensors[k]),
+        )  # fmt: skip
+        total = 0.0
+        for k in self.joint.linked:
+            own = self.joint.given.get(k, found.local.get(k))
+            if own is None:
+                continue
+            c = costates[k]
+            own = own.expand(program.nodes[k].shape)
+            total += float((own * tensors[c].abs()).sum())
+            if c in found.error:
+                second = float((own * found.error[c]).sum())
+                if c in found.rows:
+                    f, dims = found.rows[c]
+                    second = min(second, float((row_norms(own, dims) * f).sum()))
+                total += second
+            total += FLOOR[torch.float64] * float(tensors[c].abs().sum())
+        value = float(tensors[self._output])
+        error = (total * _SLACK + abs(value - run.value)) * (1 + 2.0**-50)
+        return Evaluation(run.value, error if error == error else math.inf)
