@@ -30,7 +30,7 @@ from torch import Tensor
 
 from surefoot.bounds.scalars import enclose, pieces
 from surefoot.program import Node, Program, Scalar
-from surefoot.value.rounding import EXACT, gamma, leading, multiplicity, product_terms
+from surefoot.value.rounding import EXACT, additions, gamma, leading, multiplicity, product_terms
 
 NEAR = 2.0**-26
 _MOVES = EXACT - {"constant", "input", "amax", "maximum", "sort", "select_like", "pick_like"}
@@ -111,6 +111,10 @@ class Norms:
 
     def _leading(self, node: Node) -> tuple[float, tuple[int, ...]] | None:
         """The factor and the nodes whose norms multiply to that of the local error."""
+        if node.primitive.name == "sum" and node.index in self.program.costates:
+            shape = self.program.nodes[node.inputs[0]].shape
+            count = math.prod(shape[d] for d in node.options["dims"])
+            return gamma(additions(count), self.units[node.index]) * math.sqrt(count) * (1 + 1e-6), node.inputs
         known = None if node.index in self.absent else leading(node)
         if known is None:
             return None
@@ -300,7 +304,8 @@ def rounding_count(node: Node, program: Program) -> int:
         case "scalar":
             return 512
         case "softmax" | "logsumexp" | "softmax_back":
-            return int(17 * shapes[0][options["dim"]]) + 64
+            size = shapes[0][options["dim"]]
+            return int(1.4 * size + 16 * math.log(size)) + 48
         case "normalize" | "rstd" | "normalize_back":
             return 4 * math.prod(shapes[0][d] for d in options["dims"]) + 64
     return 4

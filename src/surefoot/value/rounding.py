@@ -196,18 +196,28 @@ def leading(node: Node) -> tuple[float, tuple[int, ...]] | None:
     return None
 
 
-def charge(node: Node, t: Callable[[int], Tensor], costate: Tensor, unit: float) -> Tensor | None:
-    r"""The sum :math:`\sum_i|\lambda_i||\delta_i|` over the entries of a node, in as few passes as can be."""
-    known = leading(node)
-    if known is not None and len(known[1]) == 1:
-        return (t(known[1][0]) * costate).abs_().sum(dtype=torch.float64) * gamma(known[0], unit)
-    if known is not None:
-        a, b = (t(k) for k in node.inputs)
-        columns = torch.linalg.vector_norm(b, dim=-2, keepdim=True).mT
-        rows = torch.linalg.vector_norm(a, dim=-1, keepdim=True)
-        return ((costate.abs() @ columns).mul_(rows)).sum(dtype=torch.float64) * gamma(a.shape[-1] + 1, unit)
-    error = local_error(node, t, unit)
-    return None if error is None else (error * costate.double().abs()).sum()
+def charges(nodes: Sequence[Node], t: Callable[[int], Tensor], costates: Sequence[Tensor], unit: float) -> float:
+    r"""The sum :math:`\sum_k\sum_i|\lambda_{ki}||\delta_{ki}|` over the entries of these nodes, in few passes."""
+    factors, left, right, rest = [], [], [], []
+    for node, costate in zip(nodes, costates, strict=True):
+        known = leading(node)
+        if known is None:
+            error = local_error(node, t, unit)
+            if error is not None:
+                rest.append((error * costate.double().abs()).sum())
+        elif len(known[1]) == 1:
+            factors.append(gamma(known[0], unit))
+            left.append(t(known[1][0]))
+            right.append(costate)
+        else:
+            a, b = (t(k) for k in node.inputs)
+            columns = torch.linalg.vector_norm(b, dim=-2, keepdim=True).mT
+            rows = torch.linalg.vector_norm(a, dim=-1, keepdim=True)
+            sizes = (costate.abs() @ columns).mul_(rows)
+            rest.append(sizes.sum(dtype=torch.float64) * gamma(a.shape[-1] + 1, unit))
+    sums = torch._foreach_norm(torch._foreach_mul(left, right), 1, torch.float64) if left else []
+    found = torch.stack([*sums, *rest]).tolist() if sums or rest else []
+    return sum(f * x for f, x in zip([*factors, *[1.0] * len(rest)], found, strict=True))
 
 
 def is_mask(w: Tensor) -> bool:

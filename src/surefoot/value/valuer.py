@@ -20,6 +20,7 @@ precision; where that rounds they are inputs with an error, and have costates.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -33,11 +34,11 @@ from surefoot.norms.matrix import spectral_norm
 from surefoot.value.entries import Entries
 from surefoot.value.joint import Joint
 from surefoot.value.norms import Norms, count_near
-from surefoot.value.rounding import FLOOR, UNIT, charge, row_norms
+from surefoot.value.rounding import FLOOR, UNIT, charges, row_norms
 from surefoot.value.running import Runner
 
 _SLACK = 1 + 1e-5  # round-off of the bounds themselves
-_MINOR = 0.04  # of the first order: what is left to norms
+_MINOR = 0.3  # of the first order: what is left to norms
 _ROOMS = ((2.0,), (2.0, 1.1, 1 + 1e-6))  # sizes that the second order is worked out for, over those of tensors
 _SMALL_ENOUGH = 0.5  # of the first order: a second one that is not made smaller
 
@@ -93,7 +94,7 @@ class _Bounds:
 
     second: float
     n: list[float]
-    p: list[float]
+    limits: tuple[list[float], list[float]]
     near: dict[int, int]
     least: dict[int, float]
     anchors: dict[int, float]
@@ -101,8 +102,9 @@ class _Bounds:
 
     def hold(self, sizes: _Sizes, norm_of: Callable[[int], float]) -> bool:
         """Whether tensors of these sizes are within."""
+        limits = zip(self.limits, (sizes.norms, sizes.peaks), strict=True)
         return (
-            all(n <= self.n[k] and p <= self.p[k] for k, n, p in zip(sizes.places, sizes.norms, sizes.peaks, strict=True))
+            all(all(map(operator.le, values, limit)) for limit, values in limits)
             and all(count <= self.near[k] for k, count in sizes.near.items())
             and all(value >= self.least[k] for k, value in sizes.least.items())
             and all(norm_of(k) <= bound for k, bound in self.anchors.items())
@@ -260,6 +262,7 @@ class Valuer:
             n[k], p[k] = size, peak if self._level else size
         for k, size, peak in zip(sizes.places, sizes.norms, sizes.peaks, strict=True):
             n[k], p[k] = size * room, peak * room
+        limits = [size * room for size in sizes.norms], [size * room for size in sizes.peaks]
         near = {k: int(count * room) for k, count in sizes.near.items()}
         least = {k: value / room for k, value in sizes.least.items()}
         anchors: dict[int, float] = {}
@@ -272,13 +275,13 @@ class Valuer:
 
         e, local = self._norms.errors(n, p, near, least, spectral, upto)
         if upto is not None:
-            return _Bounds(e[upto] * _SLACK, n, p, near, least, anchors, e)
+            return _Bounds(e[upto] * _SLACK, n, limits, near, least, anchors, e)
         second = 0.0
         for k in self.joint.linked:
             c = costates[k]
             own = self._norms.given.get(k, local[k])
             second += own * e[c] + FLOOR[self.dtypes[k]] * math.sqrt(nodes[k].shape.numel()) * (n[c] + e[c])
-        return _Bounds(second if second == second else math.inf, n, p, near, least, anchors, local)
+        return _Bounds(second if second == second else math.inf, n, limits, near, least, anchors, local)
 
     @cached_property
     def _fixed_sizes(self) -> dict[int, tuple[float, float]]:
@@ -301,9 +304,8 @@ class Valuer:
         assert self._bounds is not None
         rest = self._by_norms(sizes)
         while True:
-            exact = [self._charge(run, k) for k in self._major]
-            total = float(torch.stack(exact).sum()) if exact else 0.0
-            minor = sum(value for k, value in rest.items() if k not in self._major)
+            total = self._by_parts(run)
+            minor = sum(rest.values()) - sum([rest[k] for k in self._major]) if math.isfinite(sum(rest.values())) else math.inf
             if minor <= _MINOR * total or len(self._major) == len(rest):
                 return total + minor
             order, tail = sorted(rest, key=rest.__getitem__), 0.0
@@ -328,12 +330,14 @@ class Valuer:
             parts[k] = self._norms.given.get(k, own) * n[self.program.costates[k]]
         return parts
 
-    def _charge(self, run: Run, k: int) -> Tensor:
-        t, costate = run.tensors, run.tensors[self.program.costates[k]]
-        if k in self.joint.given:
-            return (self.joint.given[k] * costate.abs()).sum().double()
-        part = charge(self.program.nodes[k], lambda i: self._tensor(run, i), costate, self._units[k])
-        return costate.new_zeros((), dtype=torch.float64) if part is None else part
+    def _by_parts(self, run: Run) -> float:
+        """The parts of the first order that matter, by entries."""
+        t, costates, given = run.tensors, self.program.costates, self.joint.given
+        total = sum(float((given[k] * t[costates[k]].abs()).sum()) for k in self._major if k in given)
+        for unit in {self._units[k] for k in self._major}:
+            nodes = [self.program.nodes[k] for k in self._major if k not in given and self._units[k] == unit]
+            total += charges(nodes, lambda i: self._tensor(run, i), [t[costates[n.index]] for n in nodes], unit)
+        return total
 
     @cached_property
     def _plain(self) -> Runner:
