@@ -14,7 +14,7 @@ from torch import Tensor
 
 from surefoot.program import Builder, Node, Program, differentiate
 from surefoot.value.entries import Entries
-from surefoot.value.rounding import EXACT
+from surefoot.value.rounding import EXACT, rounds
 from surefoot.value.running import Runner
 
 _HEAVY = frozenset("matmul conv conv_input conv_weight".split())
@@ -69,10 +69,8 @@ class Joint:
         self.program = differentiate(value, [*value.parameters, *sorted(names)])
         self.rebind(tensors, errors)
         costates = self.program.costates
-        self.linked = [
-            k for k in costates
-            if k in self.given or (self.program.nodes[k].inputs and self.program.nodes[k].primitive.name not in EXACT)
-        ]  # fmt: skip
+        nodes, constants = self.program.nodes, self.program.constants
+        self.linked = [k for k in costates if k in self.given or (nodes[k].inputs and rounds(nodes[k], constants))]
 
     def rebind(self, tensors: Mapping[int, Tensor], errors: Mapping[int, Tensor]) -> None:
         """Take these tensors and errors of the data, by node of the value's program."""

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from surefoot.bounds.scalars import enclose, pieces
 from surefoot.program import Node, Program, Scalar
-from surefoot.value.rounding import EXACT, additions, gamma, leading, multiplicity, product_terms
+from surefoot.value.rounding import EXACT, additions, gamma, leading, multiplicity, product_terms, rounds
 
 NEAR = 2.0**-26
 _MOVES = EXACT - {"constant", "input", "amax", "maximum", "sort", "select_like", "pick_like"}
@@ -64,9 +64,11 @@ class Norms:
         for k in sized:
             self.is_measured[k] = True
         self.measured = [k for k in sized if k not in fixed]
+        self.small = {k for k in nodes if names[k] == "rstd"}  # whose largest entry is asked for always
         self.poles = [k for k in nodes if has_pole(program.nodes[k])]
         self.gains = {k: linear_gain(program.nodes[k], program) for k in nodes}
         self.absent = {k for k in absent if names[k] == "scalar"}
+        self.rounds = {k: rounds(program.nodes[k], program.constants) for k in nodes}
         self.leading = {k: self._leading(program.nodes[k]) for k in nodes}
         self.counts = {k: float(rounding_count(program.nodes[k], program)) for k in nodes}
 
@@ -98,12 +100,16 @@ class Norms:
             if not self.is_measured[k]:
                 self._fill(node, n, p)
             passed, size = self._rule(node, n, p, e, near.get(k, 0), least.get(k), spectral)
-            if name not in EXACT:
+            if self.rounds[k]:
                 known = self.leading[k]
                 if known is not None:
                     local[k] = known[0] * math.prod(n[i] for i in known[1])
                 elif k in self.absent:
                     local[k] = 64 * units[k] * n[k]
+                elif name in ("softmax", "logsumexp"):
+                    count, root = self.counts[k], math.sqrt(node.shape.numel())
+                    relative, flat = (count, 0.37) if name == "softmax" else (1.0, count)
+                    local[k] = units[k] * 1.01 * (relative * n[k] + flat * root)
                 else:
                     local[k] = self.counts[k] * units[k] * (n[k] + size) * (1 + 1e-6)
             e[k] = (passed + local[k]) * (1 + 1e-12) if passed == passed else math.inf
@@ -167,13 +173,14 @@ class Norms:
                 slope = math.inf
             size = slope_over(node, 0, p[a] + e[a], low)
             jumps = 2 * size * math.sqrt(near) if near else 0.0
-            return min(slope * e[a] + jumps, 2 * size * math.sqrt(node.shape.numel())), slope * n[a]
+            most = 2 * size * math.sqrt(node.shape.numel())
+            return min(slope * e[a] + jumps, most), slope_over(node, 1, p[a], least) * n[a]
         root = math.sqrt(node.shape.numel())
         match name:
             case "softmax":
-                return min(0.51 * e[a], 2 * root), root
+                return min(0.51 * e[a], 2 * root), 0.0
             case "logsumexp" | "amax" | "maximum" | "sort":
-                return e[a] + (e[b] if name == "maximum" else 0.0), root
+                return e[a] + (e[b] if name == "maximum" else 0.0), 0.0
             case "softmax_back":
                 width = math.sqrt(node.shape[options["dim"]])
                 g = p[a] + e[a]
@@ -184,7 +191,7 @@ class Norms:
                 shift = r * e[a] / math.sqrt(count)
                 gain = r / (1 - shift) if shift < 0.5 else math.inf
                 gain = gain if name == "normalize" else 4 * r * gain / math.sqrt(count)
-                return (gain * e[a] if e[a] else 0.0), gain * n[a]
+                return (gain * e[a] if e[a] else 0.0), r * n[a]
             case "normalize_back":
                 r, z = inputs[2], b
                 count = math.prod(node.shape[d] for d in options["dims"])

@@ -32,7 +32,7 @@ long as what multiplies it afterwards is below its inverse square root.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,13 +51,28 @@ EXACT = frozenset(
 )
 """Primitives that round nothing."""
 
-_PIECES = frozenset("relu abs relu6 hardtanh".split())  # which only select
+PIECES = frozenset("relu abs relu6 hardtanh".split())  # which only select
 _KERNELS = {  # relative errors in units; what is not here is compared with its range
     "exp": 16, "log": 16, "log1p": 16, "expm1": 16, "tanh": 16, "sigmoid": 24, "softplus": 40, "logsigmoid": 40,
     "silu": 28, "erf": 16, "sin": 16, "cos": 16, "sinh": 16, "cosh": 16, "atan": 16, "arcsinh": 16, "sqrt": 1,
     "rsqrt": 4, "reciprocal": 2, "square": 1, "softsign": 4, "leaky_relu": 2, "mish": 80,
 }  # fmt: skip
 _CANCEL = {"gelu": 12.0, "gelu_tanh": 20.0}  # 1 + erf: relative to |x|
+
+
+def rounds(node: Node, constants: Mapping[int, Tensor]) -> bool:
+    """Whether a primitive has a local error at all."""
+    match node.primitive.name:
+        case "scale":
+            return math.frexp(abs(node.options["factor"]))[0] != 0.5
+        case "weigh":
+            return node.inputs[1] not in constants or not is_mask(constants[node.inputs[1]])
+        case "scalar":
+            function = node.options["function"]
+            return function.name not in PIECES
+        case "scatter" | "rows_back":
+            return multiplicity(constants[node.inputs[1]]) > 1
+    return node.primitive.name not in EXACT
 
 
 def gamma(k: float, unit: float) -> float:
@@ -121,8 +136,7 @@ def local_error(node: Node, t: Callable[[int], Tensor], unit: float, staged: boo
                 return size(node.index) * unit
             return sum(map(size, inputs)) * gamma(len(inputs) - 1, unit)  # type: ignore[return-value]
         case "scale":
-            exact = math.frexp(abs(options["factor"]))[0] == 0.5
-            return None if exact else size(node.index) * gamma(3, unit)
+            return None if not rounds(node, {}) else size(node.index) * gamma(3, unit)
         case "weigh":
             return None if is_mask(t(inputs[1])) else size(node.index) * gamma(3, unit)
         case "mul":
@@ -257,9 +271,9 @@ def _convolution_error(node: Node, x: Tensor, w: Tensor, unit: float) -> Tensor:
 
 def _scalar_error(node: Node, x: Tensor, z: Tensor, unit: float) -> Tensor | None:
     function = node.options["function"]
+    if function.name in PIECES:
+        return None
     if function.order == 0:
-        if function.name in _PIECES:
-            return None
         if function.name in _KERNELS:
             error = z.double().abs() * gamma(_KERNELS[function.name], unit)
             if function.name == "softplus" and function.parameters not in ((), (1.0,)):
@@ -267,8 +281,6 @@ def _scalar_error(node: Node, x: Tensor, z: Tensor, unit: float) -> Tensor | Non
             return error
         if function.name in _CANCEL:
             return x.double().abs() * gamma(_CANCEL[function.name], unit)
-    elif function.name in _PIECES:
-        return None
     point = x.double()
     low, high = enclose(function, 0, point, point)
     known = low.isfinite() & high.isfinite()

@@ -151,13 +151,22 @@ class Valuer:
         self._given = {node.index for node in program.nodes if not node.inputs}
         self._runner = Runner(program, self._wanted, self._given, program.costates, self.dtypes)
         given = {k: float(torch.linalg.vector_norm(e)) for k, e in joint.given.items()}
-        self._norms = Norms(program, sorted(self._runner.live), self._runner.skipped, self._units, given, joint.fixed)
+        self._norms = Norms(program, self._judged(), self._runner.skipped, self._units, given, joint.fixed)
         self._fixed = {k: v.to(self.dtypes[k]) if v.is_floating_point() else v for k, v in joint.fixed.items()}
         self._level = 0  # 0: Frobenius norms, 1: spectral norms and largest entries, 2: entries
         self._bounds: _Bounds | None = None
         self._ahead: _Bounds | None = None  # of a pass without costates
         self._major: list[int] = []  # the nodes whose part of the first order is worked out by entries
         self._spectral: dict[int, tuple[Tensor, float]] = {}
+
+    def _judged(self) -> list[int]:
+        """The nodes whose errors count: gradients in weights do not."""
+        nodes, costates = self.program.nodes, self.program.costates
+        judged = {self._output, *self.joint.linked, *(costates[k] for k in self.joint.linked)}
+        for node in reversed(nodes):
+            if node.index in judged:
+                judged.update(node.inputs)
+        return sorted(judged)
 
     # Passes.
 
@@ -248,7 +257,8 @@ class Valuer:
             t, norms, nodes = run.tensors, self._norms, self.program.nodes
             places = norms.measured if end == len(nodes) else [k for k in norms.measured if k < end]
             n = torch.stack(torch._foreach_norm([t[k] for k in places], 2, torch.float64)).tolist()
-            p = [_peak(t[k]) for k in places] if self._level else n
+            small = self._norms.small
+            p = [_peak(t[k]) if self._level or k in small else size for k, size in zip(places, n, strict=True)]
             near = {k: count_near(nodes[k], t.__getitem__) for k in [*norms.kinks, *norms.ties] if k < end}
             least = {k: float(t[nodes[k].inputs[0]].abs().min()) for k in norms.poles if k < end}
             run.sizes[end, self._level] = _Sizes(places, n, p, near, least)
@@ -356,7 +366,7 @@ class Valuer:
         runner = self._plain
         tensors = [None if k not in self._given else v for k, v in enumerate(run.tensors)]
         runner.run(tensors)
-        order = sorted(runner.live)
+        order = self._judged()
         found = Entries(
             program, tensors.__getitem__, order, self.joint.given, program.costates,
             lambda k: self._spectral_norm(k, tensors[k]),
