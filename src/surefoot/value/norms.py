@@ -36,6 +36,9 @@ NEAR = 2.0**-26
 _MOVES = EXACT - {"constant", "input", "amax", "maximum", "sort", "select_like", "pick_like"}
 
 
+_VIEWS = frozenset("reshape permute flip expand slice embed pad gather rows".split())
+
+
 class Norms:
     """What is known of a program by norms.
 
@@ -65,6 +68,11 @@ class Norms:
             self.is_measured[k] = True
         self.measured = [k for k in sized if k not in fixed]
         self.small = {k for k in nodes if names[k] == "rstd"}  # whose largest entry is asked for always
+        self.peaked = {self.source(k) for node in map(program.nodes.__getitem__, nodes) for k in _peaks(node)}
+        self.batched = sorted({
+            self.matrix(k) for node in map(program.nodes.__getitem__, nodes)
+            if node.primitive.name == "matmul" and len(node.shape) > 2 for k in node.inputs
+        })  # fmt: skip
         self.poles = [k for k in nodes if has_pole(program.nodes[k])]
         self.gains = {k: linear_gain(program.nodes[k], program) for k in nodes}
         self.absent = {k for k in absent if names[k] == "scalar"}
@@ -74,7 +82,7 @@ class Norms:
 
     def errors(
         self, n: list[float], p: list[float], near: Mapping[int, int], least: Mapping[int, float],
-        spectral: Callable[[int], float], upto: int | None = None,
+        spectral: Callable[[int], float], batches: Mapping[int, float], upto: int | None = None,
     ) -> tuple[list[float], list[float]]:
         """Norms of the errors and of the local errors of all nodes.
 
@@ -84,6 +92,7 @@ class Norms:
             near: how many entries are near a kink, or tied, by node.
             least: the smallest absolute value of what a function with a pole is applied to, by node.
             spectral: a bound of the norm of an exact matrix.
+            batches: bounds of the largest norms of matrices of a batch; else their norm together is taken.
             upto: the last node to look at; all by default.
         """
         nodes, units = self.program.nodes, self.units
@@ -99,7 +108,7 @@ class Norms:
                 continue
             if not self.is_measured[k]:
                 self._fill(node, n, p)
-            passed, size = self._rule(node, n, p, e, near.get(k, 0), least.get(k), spectral)
+            passed, size = self._rule(node, n, p, e, near.get(k, 0), least.get(k), spectral, batches)
             if self.rounds[k]:
                 known = self.leading[k]
                 if known is not None:
@@ -110,10 +119,25 @@ class Norms:
                     count, root = self.counts[k], math.sqrt(node.shape.numel())
                     relative, flat = (count, 0.37) if name == "softmax" else (1.0, count)
                     local[k] = units[k] * 1.01 * (relative * n[k] + flat * root)
+                elif name in ("normalize", "rstd", "normalize_back"):
+                    local[k] = self._normalisation(node, n, p)
                 else:
                     local[k] = self.counts[k] * units[k] * (n[k] + size) * (1 + 1e-6)
             e[k] = (passed + local[k]) * (1 + 1e-12) if passed == passed else math.inf
         return e, local
+
+    def source(self, k: int) -> int:
+        """The node whose entries one has that is only moved."""
+        node = self.program.nodes[k]
+        while node.primitive.name in _VIEWS and node.inputs:
+            node = self.program.nodes[node.inputs[0]]
+        return node.index
+
+    def matrix(self, k: int) -> int:
+        """The node of a batch of matrices, or of the same transposed."""
+        node = self.program.nodes[k]
+        swapped = (*range(len(node.shape) - 2), len(node.shape) - 1, len(node.shape) - 2)
+        return node.inputs[0] if node.primitive.name == "permute" and node.options["dims"] == swapped else k
 
     def _leading(self, node: Node) -> tuple[float, tuple[int, ...]] | None:
         """The factor and the nodes whose norms multiply to that of the local error."""
@@ -122,7 +146,7 @@ class Norms:
             count = math.prod(shape[d] for d in node.options["dims"])
             return gamma(additions(count), self.units[node.index]) * math.sqrt(count) * (1 + 1e-6), node.inputs
         known = None if node.index in self.absent else leading(node)
-        if known is None:
+        if known is None or (len(known[1]) == 2 and len(node.shape) > 2):
             return None
         count = self.program.nodes[node.inputs[0]].shape[-1] + 1 if len(known[1]) == 2 else known[0]
         return gamma(count, self.units[node.index]) * (1 + 1e-6), known[1]
@@ -146,7 +170,7 @@ class Norms:
 
     def _rule(
         self, node: Node, n: list[float], p: list[float], e: list[float], near: int, least: float | None,
-        spectral: Callable[[int], float],
+        spectral: Callable[[int], float], batches: Mapping[int, float],
     ) -> tuple[float, float]:  # fmt: skip
         """What errors of the inputs make of the result, and the sum of slopes times sizes."""
         name, kind, options, inputs = node.primitive.name, node.primitive.kind, node.options, node.inputs
@@ -157,13 +181,16 @@ class Norms:
             return gain * sum(e[k] for k in real), gain * sum(n[k] for k in real)
         if name in ("mul", "weigh"):
             return e[a] * (p[b] + e[b]) + p[a] * e[b], n[a] * p[b]
+        if name == "matmul" and len(node.shape) > 2:
+            left, right = (batches.get(self.matrix(k), n[k]) for k in (a, b))
+            return e[a] * (right + e[b]) + left * e[b], min(n[a] * right, left * n[b])
         if name == "matmul":
-            is_matrix = len(node.shape) == 2
-            right = spectral(b) if is_matrix and not e[b] else n[b]
-            left = spectral(a) if is_matrix and not e[a] and e[b] else n[a]
+            right = n[b] if e[b] or not e[a] else spectral(b)
+            left = n[a] if e[a] or not e[b] else spectral(a)
             return e[a] * (right + e[b]) + left * e[b], n[a] * n[b]
-        if kind == "product":
-            return gain * (e[a] * (n[b] + e[b]) + n[a] * e[b]), gain * n[a] * n[b]
+        if kind == "product":  # taps, and the norm of the kernels as a matrix
+            other = n[b] if e[b] or not e[a] or name == "conv_weight" else spectral(b)
+            return gain * (e[a] * (other + e[b]) + n[a] * e[b]), gain * n[a] * n[b]
         if kind == "scalar":
             low = None if least is None else least - e[a]
             slope = slope_over(node, 1, p[a] + e[a], low)
@@ -191,17 +218,28 @@ class Norms:
                 shift = r * e[a] / math.sqrt(count)
                 gain = r / (1 - shift) if shift < 0.5 else math.inf
                 gain = gain if name == "normalize" else 4 * r * gain / math.sqrt(count)
-                return (gain * e[a] if e[a] else 0.0), r * n[a]
+                return (gain * e[a] if e[a] else 0.0), 0.0
             case "normalize_back":
                 r, z = inputs[2], b
                 count = math.prod(node.shape[d] for d in options["dims"])
                 g, row = p[a] + e[a], min(n[a] + e[a], math.sqrt(count) * (p[a] + e[a]))
                 scale = p[r] + e[r]
-                return scale * (1.01 * e[a] + 2.02 * e[z] * g) + 2.02 * e[r] * row, 3 * scale * n[a]
+                return scale * (1.01 * e[a] + 2.02 * e[z] * g) + 2.02 * e[r] * row, 0.0
             case "select_like" | "pick_like":
                 known = e[a] if e[b] <= NEAR else math.inf
                 return known + 2 * (p[a] + e[a]) * math.sqrt(2 * near), 0.0
         return (math.inf if any(e[k] for k in inputs) else 0.0), math.inf
+
+    def _normalisation(self, node: Node, n: list[float], p: list[float]) -> float:
+        """The norm of the local error of a normalisation, or of its transpose (:mod:`surefoot.value.rounding`)."""
+        a, unit = node.inputs[0], self.units[node.index]
+        count = math.prod(self.program.nodes[a].shape[d] for d in node.options["dims"])
+        if node.primitive.name == "normalize_back":  # means in any order
+            return gamma(count + 8, unit) * 3 * p[node.inputs[2]] * n[a]
+        r, k = p[self.deviation(node)], additions(count)
+        shift = gamma(k + 3, unit) * r * n[a] * (1 + 1e-3)  # of all groups, times the root of their size
+        rest = gamma(k / 2 + 12, unit) * n[node.index] * (1 + 1e-3)
+        return r * shift / math.sqrt(count) + rest if node.primitive.name == "rstd" else 2 * shift + rest
 
     def deviation(self, node: Node) -> int:
         """The node of 1/σ that belongs to a normalisation."""
@@ -211,6 +249,21 @@ class Norms:
             if other.primitive.name == "rstd" and other.inputs == node.inputs and other.options == node.options:
                 return other.index
         return node.index  # not there: of a normalised tensor no entry is larger than that of its group's root
+
+
+def _peaks(node: Node) -> tuple[int, ...]:
+    """The inputs of which the largest entry counts."""
+    name = node.primitive.name
+    if name in ("mul", "weigh"):
+        return node.inputs
+    if name in ("softmax_back", "normalize_back", "select_like", "pick_like"):
+        return node.inputs[:1]
+    if name == "scalar" and node.options["function"].name in _UNBOUNDED:
+        return node.inputs
+    return ()
+
+
+_UNBOUNDED = frozenset("exp expm1 power square sinh cosh".split())
 
 
 def kinks_of(node: Node) -> tuple[float, ...]:
@@ -313,6 +366,4 @@ def rounding_count(node: Node, program: Program) -> int:
         case "softmax" | "logsumexp" | "softmax_back":
             size = shapes[0][options["dim"]]
             return int(1.4 * size + 16 * math.log(size)) + 48
-        case "normalize" | "rstd" | "normalize_back":
-            return 4 * math.prod(shapes[0][d] for d in options["dims"]) + 64
     return 4

@@ -39,7 +39,7 @@ from surefoot.value.running import Runner
 
 _SLACK = 1 + 1e-5  # round-off of the bounds themselves
 _MINOR = 0.3  # of the first order: what is left to norms
-_ROOMS = ((2.0,), (2.0, 1.1, 1 + 1e-6))  # sizes that the second order is worked out for, over those of tensors
+_ROOMS = ((2.0,), (2.0, 1.1, 1.01, 1 + 1e-6))  # sizes that the second order is worked out for, over those of tensors
 _SMALL_ENOUGH = 0.5  # of the first order: a second one that is not made smaller
 
 
@@ -86,6 +86,7 @@ class _Sizes:
     peaks: list[float]
     near: dict[int, int]
     least: dict[int, float]
+    batches: dict[int, float]
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,7 @@ class _Bounds:
     limits: tuple[list[float], list[float]]
     near: dict[int, int]
     least: dict[int, float]
+    batches: dict[int, float]
     anchors: dict[int, float]
     local: list[float]
 
@@ -107,6 +109,7 @@ class _Bounds:
             all(all(map(operator.le, values, limit)) for limit, values in limits)
             and all(count <= self.near[k] for k, count in sizes.near.items())
             and all(value >= self.least[k] for k, value in sizes.least.items())
+            and all(value <= self.batches[k] for k, value in sizes.batches.items())
             and all(norm_of(k) <= bound for k, bound in self.anchors.items())
         )
 
@@ -233,7 +236,7 @@ class Valuer:
         while self._level < 2:
             sizes = self._sizes(run, len(self.program.nodes))
             for room in _ROOMS[self._level]:
-                if self._bounds is None or not self._bounds.hold(sizes, lambda k: self._spectral_norm(k, run.tensors[k])):
+                if self._bounds is None or not self._bounds.hold(sizes, lambda k: self._spectral_norm(run.tensors, k)):
                     self._bounds = self._bounded(run, sizes, room)
                 first = self._first_order(run, sizes)
                 total = min(total, (first + self._bounds.second) * _SLACK)
@@ -247,7 +250,7 @@ class Valuer:
     def _forward_error(self, run: Run) -> float:
         """How far the value is off by norms alone, from a pass without costates."""
         sizes = self._sizes(run, self._output + 1)
-        if self._ahead is None or not self._ahead.hold(sizes, lambda k: self._spectral_norm(k, run.tensors[k])):
+        if self._ahead is None or not self._ahead.hold(sizes, lambda k: self._spectral_norm(run.tensors, k)):
             self._ahead = self._bounded(run, sizes, 2.0, self._output)
         return self._ahead.second
 
@@ -257,11 +260,13 @@ class Valuer:
             t, norms, nodes = run.tensors, self._norms, self.program.nodes
             places = norms.measured if end == len(nodes) else [k for k in norms.measured if k < end]
             n = torch.stack(torch._foreach_norm([t[k] for k in places], 2, torch.float64)).tolist()
-            small = self._norms.small
-            p = [_peak(t[k]) if self._level or k in small else size for k, size in zip(places, n, strict=True)]
+            asked = norms.peaked | norms.small if self._level else norms.small
+            p = [_peak(t[k]) if k in asked else size for k, size in zip(places, n, strict=True)]
+            batched = [k for k in norms.batched if k < end] if self._level else []
+            batches = {k: float(torch.linalg.vector_norm(t[k], dim=(-2, -1)).max()) for k in batched}
             near = {k: count_near(nodes[k], t.__getitem__) for k in [*norms.kinks, *norms.ties] if k < end}
             least = {k: float(t[nodes[k].inputs[0]].abs().min()) for k in norms.poles if k < end}
-            run.sizes[end, self._level] = _Sizes(places, n, p, near, least)
+            run.sizes[end, self._level] = _Sizes(places, n, p, near, least, batches)
         return run.sizes[end, self._level]
 
     def _bounded(self, run: Run, sizes: _Sizes, room: float, upto: int | None = None) -> _Bounds:
@@ -275,23 +280,26 @@ class Valuer:
         limits = [size * room for size in sizes.norms], [size * room for size in sizes.peaks]
         near = {k: int(count * room) for k, count in sizes.near.items()}
         least = {k: value / room for k, value in sizes.least.items()}
+        batches = {k: value * room for k, value in sizes.batches.items()}
         anchors: dict[int, float] = {}
 
         def spectral(k: int) -> float:
             if not self._level:
                 return n[k]
-            anchors[k] = self._spectral_norm(k, run.tensors[k]) * room
+            k = self._norms.matrix(k)
+            if k not in anchors:
+                anchors[k] = self._spectral_norm(run.tensors, k) * room
             return anchors[k]
 
-        e, local = self._norms.errors(n, p, near, least, spectral, upto)
+        e, local = self._norms.errors(n, p, near, least, spectral, batches, upto)
         if upto is not None:
-            return _Bounds(e[upto] * _SLACK, n, limits, near, least, anchors, e)
+            return _Bounds(e[upto] * _SLACK, n, limits, near, least, batches, anchors, e)
         second = 0.0
         for k in self.joint.linked:
             c = costates[k]
             own = self._norms.given.get(k, local[k])
             second += own * e[c] + FLOOR[self.dtypes[k]] * math.sqrt(nodes[k].shape.numel()) * (n[c] + e[c])
-        return _Bounds(second if second == second else math.inf, n, limits, near, least, anchors, local)
+        return _Bounds(second if second == second else math.inf, n, limits, near, least, batches, anchors, local)
 
     @cached_property
     def _fixed_sizes(self) -> dict[int, tuple[float, float]]:
@@ -299,14 +307,16 @@ class Valuer:
         real = {k: t.double() for k, t in self._fixed.items() if t.is_floating_point() and t.numel()}
         return {k: (float(t.norm()) * (1 + 1e-6), float(t.abs().max())) for k, t in real.items()}
 
-    def _spectral_norm(self, k: int, matrix: Tensor) -> float:
+    def _spectral_norm(self, tensors: list[Any], k: int) -> float:
         """A bound of the norm of an exact matrix: as it was, and how far it has moved since."""
+        k = self._norms.matrix(k)
+        matrix = tensors[k]
         if k in self._spectral:
             old, norm = self._spectral[k]
             moved = float((matrix - old).norm()) * (1 + 1e-6)
             if moved <= 0.1 * norm:
                 return norm + moved
-        self._spectral[k] = matrix.clone(), spectral_norm(matrix)
+        self._spectral[k] = matrix.clone(), spectral_norm(matrix.double().flatten(1))
         return self._spectral[k][1]
 
     def _first_order(self, run: Run, sizes: _Sizes) -> float:
@@ -369,7 +379,7 @@ class Valuer:
         order = self._judged()
         found = Entries(
             program, tensors.__getitem__, order, self.joint.given, program.costates,
-            lambda k: self._spectral_norm(k, tensors[k]),
+            lambda k: self._spectral_norm(tensors, k),
         )  # fmt: skip
         total = 0.0
         for k in self.joint.linked:
