@@ -1,7 +1,7 @@
 """Write the tables of ``processes.md``: memory of data in pieces, predictions beside runs on several processes.
 
 ``python docs/processes.py`` measures everything in some minutes and rewrites what is between marks of the page;
-``memory``, ``weights``, ``runs`` or ``scale`` behind it does one table. Memory is the peak of a process of its own
+``memory``, ``runs`` or ``scale`` behind it does one table. Memory is the peak of a process of its own
 beyond what it held before. Times are processor time, so that others on the machine do not matter; rate and
 bandwidth are measured in the same run.
 """
@@ -20,12 +20,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
 
 import surefoot as sf
 from surefoot.complexity.traffic import Traffic
-from surefoot.graph.outline import Outline
 from surefoot.optim.point import Turns
 from surefoot.optim.shards import Shards
 from surefoot.processes import Processes
@@ -33,7 +30,6 @@ from surefoot.valuation.streamed import StreamedValuer
 
 PAGE = Path(__file__).with_name("processes.md")
 WIDTH, LAYERS, BATCH = 256, 9, 4096  # of the table of memory
-BROAD, MANY, FEW = 1024, 17, 32  # of that of sharded weights
 WIDE, DEEP, SAMPLES, REPEATS = 512, 5, 2048, 4  # of the runs
 RATE, BANDWIDTH, LATENCY, IMAGES = 1e13, 25e9, 5e-6, 128  # of the predictions
 ASKED: dict[str, Callable[[nn.Module, Any, Any], object]] = {
@@ -94,76 +90,6 @@ def memory() -> str:
         )
         least = least or one
         lines.append(f"| {name} | {one:.0f} MiB | {eight:.0f} MiB | {eight / one:.2f} | {one / least:.2f} |")
-    return "\n".join(lines)
-
-
-def sharded(width: int, layers: int) -> nn.Module:
-    """The network, its weights with all processes."""
-    model, mesh = network(width, layers), DeviceMesh.from_group(distributed.group.WORLD, "cpu")
-    for child in model:
-        if isinstance(child, nn.Linear):
-            fully_shard(child, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
-
-
-def calls(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Callable[[], object]]:
-    """What is asked of sharded weights."""
-    group, loss = distributed.group.WORLD, sf.CrossEntropy()
-    return {
-        "`sf.evaluate`": lambda: sf.evaluate(model, x, loss, y, group=group),
-        "`oracles.gradient`": lambda: sf.oracles.gradient(sf.Chain(model, x), sf.CrossEntropy(y), group=group),
-        '`oracles.gauss_newton`, `"primal"`': lambda: sf.oracles.gauss_newton(
-            sf.Chain(model, x), sf.CrossEntropy(y), method="primal", tolerance=0.1, group=group
-        ),
-        '`oracles.newton`, `"cg"`': lambda: sf.oracles.newton(
-            sf.Chain(model, x), sf.CrossEntropy(y), 1.0, method="cg", tolerance=0.1, group=group
-        ),
-        "`sf.certify`, cross-entropy": lambda: sf.certify(model, x, objective=loss, y=y, group=group),
-        "a step of `CertifiedDescent`, conjugate": lambda: sf.CertifiedDescent(
-            model, loss, direction="conjugate", group=group
-        ).step(x, y),
-    }
-
-
-def hold(rank: int, size: int, folder: str, way: str, name: str) -> None:
-    """One of several processes with a part of the weights: the memory that a call takes beyond that."""
-    torch.set_num_threads(1)
-    store = distributed.FileStore(f"{folder}/store", size)
-    distributed.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    if way == "whole":
-        Outline.of = staticmethod(lambda model, group=None: None)  # type: ignore[method-assign]
-    calls(sharded(8, 3), *data(8, 4))[name]()  # imports and tables
-    model, (x, y) = sharded(BROAD, MANY), data(BROAD, FEW)
-    distributed.barrier()
-    before = resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak begins anew
-    calls(model, x, y)[name]()
-    most = max(Processes(distributed.group.WORLD).gathered(lambda: resident("VmHWM") - before))
-    if rank == 0:
-        torch.save(most, f"{folder}/found.pt")
-    distributed.barrier()
-    distributed.destroy_process_group()
-
-
-def weights() -> str:
-    """The table of memory for sharded weights."""
-    whole = 8 * sum(value.numel() for value in network(BROAD, MANY).parameters()) / 2**20
-    lines = [
-        f"| processes, and the part of {whole:.0f} MiB of weights that each has | call | weights gathered at use "
-        "| all weights gathered |",
-        "| --- | --- | ---: | ---: |",
-    ]
-    os.environ |= dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), "65536")
-    for size in (2,):
-        for name in calls(nn.Identity(), torch.empty(0), torch.empty(0)):
-            found = []
-            for way in ("parts", "whole"):
-                with tempfile.TemporaryDirectory() as folder:
-                    given = (size, folder, way, name)
-                    torch.multiprocessing.start_processes(hold, given, size, start_method="spawn")
-                    found.append(torch.load(f"{folder}/found.pt"))
-            lines.append(f"| {size}, {whole / size:.0f} MiB | {name} | {found[0]:.0f} MiB | {found[1]:.0f} MiB |")
-            print(lines[-1])
     return "\n".join(lines)
 
 
@@ -262,7 +188,7 @@ def scale() -> str:
     return "\n".join(lines)
 
 
-TABLES = {"memory": memory, "weights": weights, "runs": runs, "scale": scale}
+TABLES = {"memory": memory, "runs": runs, "scale": scale}
 
 
 def main(names: list[str]) -> None:

@@ -101,15 +101,14 @@ FOURTH = """
 
 ResNet-18 made smooth (`sf.zoo.build("resnet18-smooth", num_classes=10)`), in evaluation mode, on 16 random images
 of 32×32, cross-entropy: the norm of the second derivative at the weights, which Lanczos iterations find, and over
-it what is said there: by products of norms (`effort="quick"`), by proof with `effort="high"`, and by
-`sf.estimate` with its budget of gradients, which is no proof but holds with a probability over its random start,
-the round-off of its products not counted. With high effort, Jacobians between the additions of residual blocks
+it what is said there: by products of norms (`effort="quick"`), and by proof with
+`effort="high"`. With high effort, Jacobians between the additions of residual blocks
 are computed sample by sample, and their norms are proved (`surefoot.calculus.adjoint.composed`);
 products of norms are left inside the blocks and in the first stage, whose tensors have 4,096 entries for each
 image.
 
-| network | numbers | norm | norms only | proved | target | cost | stated | with probability | budget |
-|---|---|---|---|---|---|---|---|---|---|
+| network | numbers | norm | norms only | proved | target | cost | stated |
+|---|---|---|---|---|---|---|---|
 {row}
 
 On its segment against the gradient the step 0.0047 is proved, in 58 gradients; what limits it is the error that is

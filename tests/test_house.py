@@ -22,7 +22,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 ROWS = (
     "errors magnitude domains enclosure linear_solve loading norms numbers processes program report scalar taylor "
     "torch_private",
-    "batches graph",
+    "batches bounds graph",
     "operations",
     "calculus chain complexity",
     "attained blockwise certificate guarantees lower valuation",
@@ -187,6 +187,7 @@ NAMED = {
     "graph": "captures what torch calls, before there are records",
     "torch_private.py": "stands below the records",
     "program": "lists the primitives, which are none of the records",
+    "bounds": "names functions of one number and primitives, not records",
     "scalar": "names functions of one number, not operations",
     "paper": "has the constants that the paper prints for some layers",
     "smoothing.py": "has replacements that people ask for by name",

@@ -52,16 +52,15 @@ def test_there_is_no_cliff_at_a_width_before_the_budget_ends():
     assert ratios[136] <= 1.2 * ratios[128]
 
 
-def test_the_wide_network_says_what_is_proved_and_what_is_likely():
-    ((_, numbers, norm, norms, proved, target, cost, stated, likely, budget),) = rows(3)
+def test_the_wide_network_says_what_is_proved():
+    ((_, numbers, norm, norms, proved, target, cost, stated),) = rows(3)
     ratio, spent = float(proved.strip("*")), int(cost.replace(",", ""))
     most, gradients = target.removeprefix("≤ ").removesuffix(" (missed)").split(" in ")
     met = ratio <= float(most) and spent <= int(gradients.replace(",", ""))
     assert target.endswith("(missed)") == (not met)
     assert float(norm) > 0
     assert 1.0 <= ratio <= float(norms.replace(",", ""))
-    assert float(likely.split()[0]) >= 1.0 > float(likely.split()[-1]) > 0
-    assert all(int(count.replace(",", "")) > 0 for count in (numbers, stated, budget))
+    assert all(int(count.replace(",", "")) > 0 for count in (numbers, stated))
 
 
 def test_one_step_of_a_gated_network_is_one_factor():

@@ -2,8 +2,7 @@ r"""Lower bounds that a search attained, and their comparison with proved upper 
 
 A :class:`LowerBound` on a supremum is a value that the function takes somewhere. It is the opposite of a
 :class:`~surefoot.magnitude.Magnitude`, which is never below the truth: a sum or a product of the two would bound
-nothing, so there is no arithmetic here at all, and neither type accepts the other. The same holds for a
-:class:`ProbableBound`, which is below the truth only with a stated probability.
+nothing, so there is no arithmetic here at all, and neither type accepts the other.
 """
 
 from __future__ import annotations
@@ -31,10 +30,8 @@ class LowerBound:
 
     It can be compared only with other lower bounds; ``float()`` gives the plain number.
 
-    >>> LowerBound(2.71828)
-    LowerBound(2.718e+00)
-    >>> float(LowerBound(0.25)), LowerBound(1.0) < LowerBound(2.0)
-    (0.25, True)
+    >>> LowerBound(2.71828), float(LowerBound(0.25)), LowerBound(1.0) < LowerBound(2.0)
+    (LowerBound(2.718e+00), 0.25, True)
 
     Raises:
         ValueError: if the number is negative, infinite or NaN: none of these is ever attained.
@@ -52,64 +49,24 @@ class LowerBound:
         return float(self.value)
 
     def __lt__(self, other: object) -> bool:
-        if not isinstance(other, LowerBound):
-            return NotImplemented
-        return self.value < other.value
+        return self.value < other.value if isinstance(other, LowerBound) else NotImplemented
 
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse to become an array, and so a magnitude: an attained value is no upper bound."""
         raise TypeError("a LowerBound cannot be used as an upper bound; float() gives the plain number")
 
     def __str__(self) -> str:
-        return self.format(3)
+        if self.value == 0:
+            return "0"
+        exact = Decimal(self.value)
+        exponent = exact.adjusted()
+        return f"{exact.scaleb(-exponent).quantize(Decimal('0.001'), ROUND_FLOOR)}e{exponent:+03d}"
 
     def __format__(self, spec: str) -> str:
         return format(str(self), spec)
 
     def __repr__(self) -> str:
         return f"LowerBound({self})"
-
-    def format(self, digits: int = 3) -> str:
-        """Scientific notation with ``digits`` decimals, the last one rounded down.
-
-        >>> LowerBound(1.9999).format(2)
-        '1.99e+00'
-        """
-        if self.value == 0:
-            return "0"
-        exact = Decimal(self.value)
-        exponent = exact.adjusted()
-        mantissa = exact.scaleb(-exponent).quantize(Decimal(1).scaleb(-digits), ROUND_FLOOR)
-        return f"{mantissa}e{exponent:+03d}"
-
-
-@dataclass(frozen=True)
-class ProbableBound:
-    """A number that is above a supremum unless a random start was unlucky; as it is not proved, it has no
-    arithmetic.
-
-    Attributes:
-        value: the number.
-        failure: a bound on the probability, over the random start, that the supremum is larger.
-
-    >>> print(ProbableBound(2.71828, 1e-12))
-    2.719e+00 with probability 1 − 1e-12
-    """
-
-    value: float
-    failure: float
-
-    __array_ufunc__ = None
-
-    def __float__(self) -> float:
-        return float(self.value)
-
-    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse to become an array, and so a magnitude: a probable bound is not proved."""
-        raise TypeError("a ProbableBound is no proved bound; float() gives the plain number")
-
-    def __str__(self) -> str:
-        return f"{Magnitude.of(float(self))} with probability 1 − {self.failure:.0e}"
 
 
 @dataclass(frozen=True)
@@ -123,13 +80,6 @@ class Estimate:
             :math:`\|(Df(u) - Df(u'))^\top w\|_2 / \|u - u'\|_2`, so at most :math:`L`.
         domain: the domain in words.
         wrt: what varies: ``"params"`` or ``"input"``.
-        at_centre: for a real-valued function, a bound on :math:`\|D^2f\|_2` at the centre of the domain that holds
-            with a stated probability over a random start; it does not count the round-off of products, and does
-            not see kinks.
-
-    >>> estimate = Estimate(LowerBound(1.0), LowerBound(2.0), LowerBound(0.5), "on a ball")
-    >>> float(estimate.lipschitz)
-    2.0
     """
 
     bound: LowerBound
@@ -137,14 +87,11 @@ class Estimate:
     smoothness: LowerBound
     domain: str = ""
     wrt: str = "params"
-    at_centre: ProbableBound | None = None
 
     def __str__(self) -> str:
-        likely = self.at_centre
-        end = "" if likely is None else f"\n  at the centre, smoothness L ≤ {likely} over the start"
         return (
             f"Found with respect to {VARIABLES[self.wrt]}: {self.domain}\n"
-            f"  bound m ≥ {self.bound}   Lipschitz ℓ ≥ {self.lipschitz}   smoothness L ≥ {self.smoothness}{end}"
+            f"  bound m ≥ {self.bound}   Lipschitz ℓ ≥ {self.lipschitz}   smoothness L ≥ {self.smoothness}"
         )
 
 
@@ -173,11 +120,10 @@ def bracket(certificate: Certificate, estimate: Estimate) -> str:
         ("Lipschitz ℓ", estimate.lipschitz, certificate.lipschitz),
         ("smoothness L", estimate.smoothness, certificate.smoothness),
     ]
-    lowers, uppers = [str(low) for _, low, _ in lines], [str(high) for _, _, high in lines]
-    left, right = max(map(len, lowers)), max(map(len, uppers))
+    left, right = (max(len(str(line[k])) for line in lines) for k in (1, 2))
     return "\n".join(
-        f"{below:>{left}} ≤ {name:<12} ≤ {above:<{right}}  (ratio {_ratio(name, low, high)})"
-        for (name, low, high), below, above in zip(lines, lowers, uppers, strict=True)
+        f"{low!s:>{left}} ≤ {name:<12} ≤ {high!s:<{right}}  (ratio {_ratio(name, low, high)})"
+        for name, low, high in lines
     )
 
 

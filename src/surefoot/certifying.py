@@ -9,22 +9,16 @@ from typing import Any, Literal
 from torch import nn
 
 from surefoot.batches import Batches
-from surefoot.calculus.analysis import Analysis
-from surefoot.calculus.effort import effort_named
 from surefoot.calculus.leaves import ordinary_device
 from surefoot.certificate import Certificate
 from surefoot.certificate.pieces import InPieces
-from surefoot.certificate.proving import certify_proved, proved_of
+from surefoot.certificate.proving import certify_proved
 from surefoot.domains import Ball, Box, Domain, DomainError, ProductBall, Segment
-from surefoot.graph.checks import as_inputs, is_loader, plainly, unwrapped
-from surefoot.graph.fetched import opened
-from surefoot.graph.outline import Outline
-from surefoot.graph.sharded import norms_of_shards
+from surefoot.graph.checks import is_loader, plainly, unwrapped
 from surefoot.lower import curvature_at_weights
 from surefoot.objectives import ObjectiveError, Regularizer, as_objective
 from surefoot.paper.reader import certify_as_printed
 from surefoot.processes import Processes
-from surefoot.torch_private import is_sharded
 from surefoot.valuation.streamed import StreamedValuer
 from surefoot.valuation.valuer import Evaluation, EvaluationError, Valuer
 
@@ -59,10 +53,7 @@ def certify(
             which the longest gradient step can be proved (:mod:`surefoot.certificate.proving`); otherwise
             every parameter block within 1 of the origin, or with ``wrt="input"`` the input within 1 of the origin.
         wrt: what varies: the parameters, or the input for fixed parameters (Corollary smooth_state).
-        input_norm: use this bound on the norm of the stacked batch instead of the data; required on ``meta``. Then
-            the certificate of a network whose weights are sharded rests on norms of them that are computed where
-            they lie (:mod:`surefoot.graph.sharded`). An objective around sharded weights gathers each when it is
-            read, but with ``effort="high"``; everything else gathers all of them.
+        input_norm: use this bound on the norm of the stacked batch instead of the data; required on ``meta``.
         effort: what a certificate of an objective may cost. ``"quick"``: products of norms, about ten gradients
             for each ball that is tried. ``"normal"``: sharper where samples do not interact and linear layers are
             not too many and too wide, and for small models of any kind, up to some thousand gradients.
@@ -89,17 +80,7 @@ def certify(
     >>> sf.certify(model, x, objective=sf.CrossEntropy(torch.tensor([0, 1]))).step_size > 0
     True
     """
-    plain = objective is None and (constants, wrt, group) == ("certified", "params", None) and not is_loader(x)
-    around = ProductBall(1.0) if domain is None else domain
-    simple = isinstance(around, ProductBall | Ball) and isinstance(around.center, str)
-    if input_norm is not None and plain and simple and is_sharded(model) and next(model.buffers(), None) is None:
-        return _of_shards(model, x, around, input_norm, effort)
-    centred = domain if isinstance(domain, ProductBall | Ball) and domain.center == "present" else None
-    about_data = objective is not None and (constants, wrt) == ("certified", "params") and centred is domain
-    apart = about_data and effort != "high" and (group is not None or not is_loader(x)) and is_sharded(model)
-    outline = Outline.of(model, group) if apart else None
-    model = unwrapped(model) if outline is None else outline.plain
-    weights = None if outline is None else outline.weights()
+    model = unwrapped(model)
     if objective is not None:
         objective = as_objective(objective, y)
     elif y is not None and group is None:
@@ -116,13 +97,9 @@ def certify(
 
         def read() -> InPieces:
             loader, loss = _part(x, objective, y)
-            return InPieces(model, Batches(loader, ordered=True), loss, regularizer, effort, processes, weights)
+            return InPieces(model, Batches(loader, ordered=True), loss, regularizer, effort, processes)
 
         return (read() if processes is None else processes.together(read)).certify(domain)
-    if weights is not None:
-        with ordinary_device(), weights.open():
-            analysis = Analysis.of(model, x, objective, weights=weights)
-            return proved_of(analysis, centred, effort_named(effort), "params", input_norm, regularizer)
     if constants != "paper":
         options: dict[str, Any] = {"wrt": wrt, "input_norm": input_norm, "regularizer": regularizer}
         found = certify_proved(model, x, objective=objective, domain=domain, effort=effort, **options)
@@ -139,17 +116,6 @@ def certify(
         )
     with ordinary_device():
         return certify_as_printed(model, x, domain=domain, wrt=wrt, input_norm=input_norm)
-
-
-def _of_shards(model: nn.Module, x: Any, domain: Any, input_norm: float, effort: str) -> Certificate:
-    """Of a model whose weights lie with several processes, from norms alone: no matrix is gathered."""
-    args, kwargs = as_inputs(x)
-    shapes = {key: value.to("meta") for key, value in (*enumerate(args), *kwargs.items())}
-    x = {str(key): value for key, value in shapes.items()} if kwargs else tuple(shapes.values())
-    empty, known, _ = norms_of_shards(model, measured=domain.center == "present")
-    around = replace(domain, center=known) if known else domain
-    found = certify_proved(empty, x, domain=around, input_norm=input_norm, effort=effort)
-    return replace(found, weights_inside=True if known else None)
 
 
 _PRODUCTS = {"quick": 3, "normal": 5, "high": 8}  # with the Hessian, about two gradients each
@@ -189,8 +155,8 @@ def evaluate(
             allowed, and the same weights: all of them call this, and all get the value for all samples together.
             A few hundred bytes cross per process.
         enough: an error that is small enough. A model of single precision, or less, is then evaluated in single
-            precision first, in about half the time, and in double if the error is larger. With a group, and where
-            weights are sharded, always in double.
+            precision first, in about half the time, and in double if the error is larger. With a group always in
+            double.
 
     Raises:
         CaptureError: if the model cannot be read.
@@ -207,10 +173,9 @@ def evaluate(
     """
     valuer: StreamedValuer | Valuer
     processes = None if group is None else Processes(group)
-    outline = Outline.of(model, group) if is_sharded(model) else None
-    model = unwrapped(model) if outline is None else outline.plain
-    weights = dict(model.named_parameters()) if outline is None else outline.weights()
-    single = enough > 0 and outline is None
+    model = unwrapped(model)
+    weights = dict(model.named_parameters())
+    single = enough > 0
     if processes is not None:
         parts: StreamedValuer = processes.together(lambda: _of_part(model, x, objective, y, processes))
         valuer, found = parts, parts.evaluate(weights, derivatives=True, summed=False).evaluation
@@ -220,9 +185,8 @@ def evaluate(
         if single and found.error > enough:
             found = valuer.evaluate(weights, derivatives=True, summed=False).evaluation
     else:
-        with opened(weights):
-            valuer = Valuer.of(model, x, as_objective(objective, y), single=single)
-            found = valuer.evaluate(weights, enough)
+        valuer = Valuer.of(model, x, as_objective(objective, y), single=single)
+        found = valuer.evaluate(weights, enough)
     if not math.isfinite(found.error):
         where = valuer.obstacle or "an operation"
         raise EvaluationError(

@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -31,7 +31,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.norms import frobenius_norm, spectral_norm
-from surefoot.torch_private import Deferred, Known, as_here
 
 _More = ParamSpec("_More")
 _Result = TypeVar("_Result")
@@ -186,41 +185,6 @@ class Computed(Enclosure):
         return self.entries if isinstance(self.value, Tensor) else None
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Norms of a matrix whose entries lie elsewhere, with several processes."""
-
-    size: float  # Euclidean
-    peak: float  # its largest entry
-    matrix: float  # spectral
-    longest: float  # of its longest row
-
-
-@dataclass(frozen=True)
-class Elsewhere(Enclosure):
-    """A variable or a constant of which norms are known, but no value."""
-
-    matrix: Magnitude = field(default_factory=Magnitude.infinity)  # bounds its spectral norm over the domain
-    longest: Magnitude = field(default_factory=Magnitude.infinity)  # bounds the norms of its rows
-
-    @classmethod
-    def of(cls, norms: Measured, radius: Magnitude, spec: Spec, lipschitz: Magnitude) -> Elsewhere:
-        """Within a radius of a centre with these norms; a constant if it does not vary."""
-        size, peak, matrix, longest = (
-            Magnitude.of(number) + radius for number in (norms.size, norms.peak, norms.matrix, norms.longest)
-        )
-        far, fixed = Magnitude.infinity(), lipschitz.is_zero
-        return cls(spec, None, size, peak, far, None, far, lipschitz, fixed, matrix=matrix, longest=longest)
-
-    def centre_matrix_norm(self) -> Magnitude:
-        """The spectral norm."""
-        return self.matrix
-
-    def matrix_norm(self) -> Magnitude:
-        """Likewise."""
-        return minimum(self.bound, self.matrix)
-
-
 def unknown_constant(spec: Spec | tuple[Spec, ...], variables: int, bound: Magnitude | None = None) -> Enclosure:
     """A tensor that does not vary but whose value is not known (it lives on ``meta``)."""
     infinite, none = Magnitude.infinity(), Magnitude.zero((variables,))
@@ -245,8 +209,6 @@ def remembered(value: Any) -> Any:
 
 
 def _results(value: Any) -> dict[Any, Any] | None:
-    if isinstance(value, Deferred) and value.known is not None:
-        return value.known.remembered
     return _remembered.get(value) if isinstance(value, Tensor) else None
 
 
@@ -266,14 +228,6 @@ def once(function: Callable[Concatenate[Any, _More], _Result]) -> Callable[Conca
     return looked_up
 
 
-def deferred(value: Tensor, again: Callable[[], Tensor]) -> Tensor:
-    """A tensor whose norms are known, and whose numbers are computed again by whoever reads them."""
-    peak = float(value.abs().max()) if value.numel() else 0.0
-    known = Known(float(torch.linalg.vector_norm(value)), peak)
-    like = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-    return Deferred.made(like, value.device, as_here(again), known)
-
-
 @once
 def measure(value: Any) -> tuple[Magnitude, Magnitude]:
     """The Euclidean norm of a tensor, or of several together, and its largest absolute entry, rounded up.
@@ -289,13 +243,11 @@ def measure(value: Any) -> tuple[Magnitude, Magnitude]:
     if value.is_complex():
         value = torch.view_as_real(value.detach().resolve_conj())
     number = value.detach().to(torch.float64)
-    known = number.known if isinstance(number, Deferred) else None
-    peak = float(number.abs().max()) if known is None else known.largest
+    peak = float(number.abs().max())
     if not math.isfinite(peak):
         return Magnitude.infinity(), Magnitude.infinity()
     if 1e-140 < peak < 1e140:  # no square over- or underflows enough to matter
-        computed = float(torch.linalg.vector_norm(number)) if known is None else known.norm
-        size = computed * (1 + (number.numel() + 8) * 2.0**-52)
+        size = float(torch.linalg.vector_norm(number)) * (1 + (number.numel() + 8) * 2.0**-52)
     else:
         size = frobenius_norm(number)
     return Magnitude.of(size), Magnitude.of(peak)

@@ -7,11 +7,9 @@ Everything a process sends is counted. A process that stops or is silent for lon
 from __future__ import annotations
 
 import io
-import math
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -37,7 +35,6 @@ class Processes:
     Attributes:
         rank: the number of this process in the group; process 0 leads.
         size: how many there are.
-        members: their numbers among all processes.
         sent: bytes that this process handed over so far, each message and tensor counted once.
 
     Raises:
@@ -57,7 +54,6 @@ class Processes:
         if self.rank < 0:
             raise ProcessError("this process is not in the group: only its members may ask for what they share")
         self.size = distributed.get_world_size(group)
-        self.members: list[int] = distributed.get_process_group_ranks(group)
         self._first = distributed.get_global_rank(group, 0)
 
     @property
@@ -74,7 +70,7 @@ class Processes:
         mine = self.together(compute)
         everyone: list[Any] | None = [None] * self.size if self.leads else None
         packed = b"" if self.leads else self._packed(mine)
-        with answering():
+        with _answering():
             self._torch.gather_object(packed, everyone, dst=self._first, group=self._group)
         return [mine, *map(pickle.loads, everyone[1:])] if everyone else []
 
@@ -91,7 +87,7 @@ class Processes:
             failure = error
         message = ("", told(mine)) if failure is None else (str(failure) or type(failure).__name__, None)
         packed, everyone = self._packed(message), list[Any]([None] * self.size)
-        with answering():
+        with _answering():
             self._torch.all_gather_object(everyone, packed, group=self._group)
         if failure is not None:
             raise failure
@@ -101,16 +97,6 @@ class Processes:
                 raise ProcessError(f"process {rank} of the group failed: {why}")
         return mine, [part for _, part in messages]
 
-    def announced(self, number: float, device: torch.device) -> list[Any]:
-        """The numbers of all processes, by rank: whole ones, or such in double precision."""
-        kind = torch.int64 if isinstance(number, int) else torch.float64
-        found: list[Any] = self.beside([torch.tensor([number], dtype=kind, device=device)], 1).flatten().tolist()
-        return found
-
-    def total(self, number: float, device: torch.device) -> float:
-        """The sum over all processes, the same on all."""
-        return math.fsum(self.announced(number, device))
-
     def passed_on(self, rank: int, compute: Callable[[], Any]) -> Any:
         """What it gives on one process, to all."""
         return self.tell(self.together(lambda: compute() if self.rank == rank else None), rank)
@@ -119,7 +105,7 @@ class Processes:
         """What the leader says, or another process, to all; the others pass nothing."""
         mine = self.rank == rank
         box, source = [self._packed(message) if mine else b""], self._torch.get_global_rank(self._group, rank)
-        with answering():
+        with _answering():
             self._torch.broadcast_object_list(box, src=source, group=self._group)
         return message if mine else pickle.loads(box[0])
 
@@ -170,7 +156,7 @@ class Processes:
             joined = torch.cat([tensor.detach().reshape(-1) for tensor in kind])
             if self.leads:
                 self.sent += joined.nbytes
-            with answering():
+            with _answering():
                 self._torch.broadcast(joined, src=self._first, group=self._group)
             if not self.leads:
                 _write(kind, joined)
@@ -180,19 +166,9 @@ class Processes:
         for kind in _by_type(tensors):
             joined = torch.cat([tensor.detach().reshape(-1) for tensor in kind])
             self.sent += joined.nbytes
-            with answering():
+            with _answering():
                 self._torch.all_reduce(joined, group=self._group)
             _write(kind, joined)
-
-    def beside(self, parts: Sequence[Tensor], length: int) -> Tensor:
-        """Vectors of one type, one behind the other, of each process in a row of this length, which is enough."""
-        short = length - sum(map(len, parts))
-        mine = torch.cat([*parts, parts[0].new_zeros(short)]) if short or len(parts) > 1 else parts[0]
-        rows = mine.new_empty(self.size * length)
-        self.sent += mine.nbytes
-        with answering():
-            self._torch.all_gather_single(rows, mine, group=self._group)
-        return rows.view(self.size, length)
 
     def _packed(self, message: Any) -> bytes:
         """A message as it is sent; it is counted."""
@@ -213,14 +189,11 @@ class _Packing(pickle.Pickler):
 
 
 @contextmanager
-def answering(model: bool = False) -> Iterator[None]:
-    """Errors of ``torch.distributed`` as a sentence that says what to do; around a ``model``, only its own."""
+def _answering() -> Iterator[None]:
+    """Errors of ``torch.distributed`` as a sentence that says what to do."""
     try:
         yield
     except RuntimeError as error:
-        *_, (frame, _) = walk_tb(error.__traceback__)
-        if model and not frame.f_globals.get("__name__", "").startswith("torch.distributed"):
-            raise
         raise ProcessLost(
             "another process of the group stopped, or did not answer within the time-out of the group. Look at "
             f"its output, and start all of them again from the last checkpoint ({str(error).splitlines()[0]})"
@@ -242,4 +215,4 @@ def _write(tensors: list[Tensor], joined: Tensor) -> None:
             tensor.copy_(part.view(tensor.shape))
 
 
-__all__ = ["ProcessError", "ProcessLost", "Processes", "answering"]
+__all__ = ["ProcessError", "ProcessLost", "Processes"]

@@ -13,15 +13,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
 from importlib.util import find_spec
-from operator import itemgetter
 from types import FrameType, ModuleType
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch._decomp import get_decompositions
+from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import profiler as _profiler
@@ -32,7 +31,8 @@ from torch.nn.modules.batchnorm import _NormBase as BatchNormalisation
 from torch.nn.modules.dropout import _DropoutNd as Dropout
 from torch.nn.modules.transformer import _detect_is_causal_mask
 from torch.optim import optimizer as _optimizer
-from torch.utils._pytree import tree_map
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from surefoot.loading import loaded
 
@@ -216,6 +216,43 @@ def schema_of(target: Any) -> Any:
     return getattr(target, "_schema", None)
 
 
+@functools.cache
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """Operations in terms of simpler ones, those of torch and of layers that it decomposes nowhere in public."""
+    aten: Any = torch.ops.aten
+    more = (
+        aten._scaled_dot_product_flash_attention_for_cpu, aten.nll_loss_forward, aten.nll_loss2d_forward,
+        aten.stack, aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input,
+        aten.binary_cross_entropy, aten.native_dropout, aten.logaddexp, aten.soft_margin_loss, aten.dist,
+        aten.nll_loss_backward, aten.binary_cross_entropy_backward, aten.mse_loss_backward, aten.logaddexp2,
+        aten.trace, aten.glu, aten.native_layer_norm_backward, aten.native_group_norm_backward,
+        aten.native_batch_norm_backward, aten.select_backward, aten.slice_backward, aten.diagonal_backward,
+        aten.embedding_bag, aten.multi_margin_loss, aten.log_sigmoid_backward, aten.huber_loss_backward,
+        aten.smooth_l1_loss_backward, aten.softplus_backward,
+    )  # fmt: skip
+    own: dict[Any, Any] = {
+        aten._weight_norm_interface.default: lambda v, g, dim=0: (_weight_norm(v, g, dim), _lengths(v, dim))
+    }
+    own[aten._embedding_bag.default] = bags
+    return {
+        **torch.export.default_decompositions(),
+        **core_aten_decompositions(),
+        **get_decompositions(more),
+        **own,
+    }
+
+
+def out_of_place(target: Any) -> Any:
+    """The operation that returns what another one writes into its first argument; None if there is none."""
+    packet = getattr(torch.ops.aten, target.overloadpacket.__name__.removesuffix("_"), None)
+    return getattr(packet, target._overloadname, None)
+
+
+def python_dispatcher() -> AbstractContextManager[Any]:
+    """Run composite operations by the formulas in Python, which know no fused kernels."""
+    return enable_python_dispatcher()
+
+
 def writes_of(value: Tensor) -> int:
     """How often a tensor was written to: what autograd compares before it uses a saved tensor."""
     return value._version
@@ -257,141 +294,14 @@ def with_buffer(module: _Module, name: str, value: Tensor | None) -> _Module:
 
 
 def is_sharded(model: Any) -> bool:
-    """Whether parameters of a model lie with several processes, or would if they were not just in use."""
+    """Whether weights of a model are sharded over several processes, or would be if they were not just in use.
+
+    Classes are known by their names: to import them takes long.
+    """
     if not isinstance(model, nn.Module):
         return False
-    return any(map(lies_elsewhere, model.parameters())) or any(True for _ in sharded_modules(model))
-
-
-def lies_elsewhere(value: Tensor) -> bool:
-    """Whether a tensor is one of several processes; to import the type of these takes long."""
-    return hasattr(value, "device_mesh")
-
-
-def part_here(value: Tensor) -> Tensor:
-    """What this process has of a tensor, in the same memory; all of it, if it lies nowhere else."""
-    here: Any = value.detach()
-    part: Tensor = here.to_local() if lies_elsewhere(value) else here
-    return part
-
-
-def sharded_modules(model: nn.Module) -> Iterator[Any]:
-    """The modules that ``fully_shard`` was called on; whoever did has imported it."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is not None:
-        yield from (module for module in model.modules() if isinstance(module, fsdp.FSDPModule))
-
-
-def unsharded_copy(
-    module: _Module, value: Callable[[Tensor], Tensor], memo: dict[int, Any] | None = None
-) -> _Module:
-    """A copy of a module and its children as they were before ``torch.distributed`` changed them.
-
-    ``fully_shard`` puts another class in front of that of a module, hooks and attributes into it, and refuses
-    copies; public is only what undoes it for one forward pass.
-
-    ``value`` is what stands for a parameter or buffer in the copy, ``memo`` holds copies that were made.
-    """
-    memo = {} if memo is None else memo
-    if id(module) not in memo:
-        kind: Any = type(module)
-        kind = kind.__mro__[getattr(kind, "_orig_cls_mro_index", 0)]
-        copied = memo[id(module)] = kind.__new__(kind)
-        for key, item in vars(module).items():
-            if key in ("_parameters", "_buffers"):
-                item = {name: None if tensor is None else value(tensor) for name, tensor in item.items()}
-            elif key == "_modules":
-                item = {name: child and unsharded_copy(child, value, memo) for name, child in item.items()}
-            elif key in STANDARD_TABLES and isinstance(item, dict):
-                item = type(item)((k, hook) for k, hook in item.items() if not _is_of_distributed(hook))
-            if not key.startswith(("__composable", "_fsdp", "_is_fsdp", "_distribute_module")):
-                copied.__dict__[key] = item
-    found: _Module = memo[id(module)]
-    return found
-
-
-@dataclass(frozen=True, eq=False)
-class Known:
-    """What is known of numbers that lie elsewhere: their norm as computed in double precision, the largest of
-    them, and what was computed from them since.
-    """
-
-    norm: float
-    largest: float
-    remembered: dict[Any, Any] = field(default_factory=dict)
-
-
-class Deferred(Tensor):
-    """A tensor whose numbers are fetched for each operation that reads them, and dropped after it.
-
-    Views and casts of it are such tensors too, so that what autograd keeps for the way back holds no numbers.
-    Wrappers of that kind cannot be made in public.
-
-    Attributes:
-        fetch: gives the numbers, which nobody may write to.
-        known: what is known of them: the same object for all tensors with the same numbers; or ``None``.
-    """
-
-    fetch: Callable[[], Tensor]
-    known: Known | None
-    __torch_function__: Any = torch._C._disabled_torch_function_impl  # operations are met below autograd
-
-    @staticmethod
-    def made(like: Tensor, device: torch.device, fetch: Callable[[], Tensor], known: Known | None) -> Deferred:
-        """One of this shape and type."""
-        form: dict[str, Any] = {"strides": like.stride(), "dtype": like.dtype, "device": device}
-        found: Deferred = Tensor._make_wrapper_subclass(Deferred, like.shape, **form)
-        found.fetch, found.known = fetch, known
-        return found
-
-    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        return f"Deferred({tuple(self.shape)}, {self.dtype})"
-
-    def numpy(self, **options: Any) -> Any:
-        """The numbers, fetched."""
-        return self.fetch().numpy(**options)
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        aten, own, options = torch.ops.aten, args[0] if args else None, kwargs or {}
-        if isinstance(own, Deferred):
-            if func._schema.is_mutable:
-                raise TypeError(f"{func} writes into a tensor whose numbers lie elsewhere")
-            cast = func is aten._to_copy.default and options.keys() <= {"dtype"}
-            if cast or func.is_view or func in (aten.detach.default, aten.clone.default):
-                empty = torch.empty_strided(own.shape, own.stride(), dtype=own.dtype, device="meta")
-                like = func(empty, *args[1:], **options)
-                if func in (aten.detach.default, aten.clone.default) and like.stride() == own.stride():
-                    return Deferred.made(like, own.device, own.fetch, own.known)
-                known = own.known if cast and like.dtype is torch.float64 else None
-
-                def later(one: Tensor, choose: Callable[[Any], Tensor]) -> Deferred:
-                    fetch = lambda: choose(func(own.fetch(), *args[1:], **options))  # noqa: E731
-                    return Deferred.made(one, own.device, fetch, known)
-
-                if isinstance(like, Tensor):
-                    return later(like, lambda found: found)
-                return [later(one, itemgetter(k)) for k, one in enumerate(like)]
-        read = tree_map(lambda item: item.fetch() if isinstance(item, Deferred) else item, (args, options))
-        return func(*read[0], **read[1])
-
-
-def as_here(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """A function that computes as it would here, also where an operation on a :class:`Deferred` calls it: below
-    autograd, which it may need.
-    """
-    keys = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
-
-    def computed() -> Tensor:
-        with torch._C._ForceDispatchKeyGuard(*keys):
-            return compute()
-
-    return computed
-
-
-def _is_of_distributed(hook: Any) -> bool:
-    hook = getattr(hook, "func", hook)
-    return str(getattr(hook, "__module__", "")).startswith("torch.distributed")
+    kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
+    return "FSDPModule" in kinds or any(hasattr(value, "device_mesh") for value in model.parameters())
 
 
 def global_hooks() -> dict[str, Any]:
@@ -479,10 +389,10 @@ def load_tracer() -> None:
 
 
 __all__ = [
-    "STANDARD_TABLES", "TABLES", "BatchNormalisation", "Deferred", "Dropout", "FakeTensor", "FakeTensorMode",
-    "HigherOrderOperator", "Known", "OpOverload", "OpOverloadPacket", "as_here", "bags", "children_of",
-    "constants_allowed", "distributions_unchecked", "global_forward_hooks", "global_hooks", "hard_sigmoid",
-    "is_sharded", "is_view", "lies_elsewhere", "load_tracer", "part_here", "pre_hooks_of", "scattered",
-    "schema_of", "seeks_shortcut", "set_writes_of", "sharded_modules", "storage_of", "unsharded_copy",
-    "with_buffer", "writes_of",
+    "STANDARD_TABLES", "TABLES", "BatchNormalisation", "Dropout", "FakeTensor", "FakeTensorMode",
+    "HigherOrderOperator", "OpOverload", "OpOverloadPacket", "TorchDispatchMode", "bags", "children_of",
+    "constants_allowed", "decompositions", "distributions_unchecked", "global_forward_hooks", "global_hooks",
+    "hard_sigmoid", "is_sharded", "is_view", "load_tracer", "out_of_place", "pre_hooks_of",
+    "python_dispatcher", "scattered", "schema_of", "seeks_shortcut", "set_writes_of", "storage_of",
+    "tree_leaves", "tree_map", "with_buffer", "writes_of",
 ]  # fmt: skip

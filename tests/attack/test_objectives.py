@@ -49,7 +49,7 @@ def test_certificates_of_objectives_hold(part):
             certificate = sf.certify(drawn.model, drawn.x, **options)
         except DomainError:  # nothing varies
             continue
-        found = sf.estimate(drawn.model, drawn.x, **options, starts=2, steps=5, seed=seed)
+        found = sf.estimate(drawn.model, drawn.x, **options, starts=2, budget=100, seed=seed)
         finite += certificate.smoothness.is_finite
         for name in ("bound", "lipschitz", "smoothness"):
             claimed, attained = float(getattr(certificate, name)), float(getattr(found, name))

@@ -38,7 +38,7 @@ def test_an_output_picked_from_several_results(objective: nn.Module, radius: flo
     model, x = nn.Sequential(nn.Linear(3, 2), nn.Tanh()).double(), torch.randn(4, 3).double()
     domain = sf.Ball(radius)
     certificate = sf.certify(model, x, objective=objective, domain=domain)
-    found = sf.estimate(model, x, objective=objective, domain=domain, starts=2, steps=4)
+    found = sf.estimate(model, x, objective=objective, domain=domain, starts=2, budget=100)
     assert float(found.lipschitz) <= float(certificate.lipschitz) * (1 + 1e-9)
     assert float(found.smoothness) <= float(certificate.smoothness) * (1 + 1e-9)
 

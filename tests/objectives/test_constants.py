@@ -94,7 +94,7 @@ def test_certificates_hold_and_are_not_above_the_constants(name):
     torch.manual_seed(0)
     model, x, loss = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double(), real(30), LOSSES[name]
     certificate = sf.certify(model, x, objective=loss, domain=sf.Ball(0.1))
-    attack = sf.estimate(model, x, objective=loss, domain=sf.Ball(0.1), starts=1, steps=3)
+    attack = sf.estimate(model, x, objective=loss, domain=sf.Ball(0.1), starts=1, budget=100)
     for what in ("bound", "lipschitz", "smoothness"):
         assert float(getattr(attack, what)) <= float(getattr(certificate, what)) * (1 + 1e-9), what
     outputs = sf.certify(nn.Identity(), real(), objective=loss, wrt="input", domain=sf.Ball(0.3))
@@ -117,7 +117,7 @@ def test_any_module_is_a_loss():
     assert torch.allclose(loss.gradient(point), torch.func.grad(Spread())(point))
     for objective in (Spread(), o.OwnLoss(Spread(), convex=True, nonnegative=True)):
         certificate = sf.certify(model, x, objective=objective, domain=sf.Ball(0.1))
-        attack = sf.estimate(model, x, objective=objective, domain=sf.Ball(0.1), starts=1, steps=3)
+        attack = sf.estimate(model, x, objective=objective, domain=sf.Ball(0.1), starts=1, budget=100)
         assert float(attack.smoothness) <= float(certificate.smoothness) < math.inf
     for wrong, words in (
         (lambda: o.as_objective("loss"), "one number"),

@@ -37,7 +37,7 @@ def test_a_certificate_of_an_objective_holds(name, radius):
     model, x = network()
     objective, domain = OBJECTIVES[name], sf.Ball(radius)
     certificate = sf.certify(model, x, objective=objective, domain=domain)
-    found = sf.estimate(model, x, objective=objective, domain=domain, starts=2, steps=8)
+    found = sf.estimate(model, x, objective=objective, domain=domain, starts=2, budget=100)
     assert certificate.scalar
     for what in ("bound", "lipschitz", "smoothness"):
         assert float(getattr(found, what)) <= float(getattr(certificate, what)) * (1 + 1e-9), what
@@ -57,7 +57,7 @@ def test_any_module_is_an_objective():
     model, x = network()
     head = nn.Sequential(nn.Flatten(0), nn.Linear(15, 1), nn.Tanh())
     composed = sf.certify(model, x, objective=head, domain=sf.Ball(0.1))
-    found = sf.estimate(model, x, objective=head, domain=sf.Ball(0.1), starts=2, steps=8)
+    found = sf.estimate(model, x, objective=head, domain=sf.Ball(0.1), starts=2, budget=100)
     assert composed.scalar
     assert list(composed.block_lipschitz) == ["0", "2"]
     assert float(found.smoothness) <= float(composed.smoothness)

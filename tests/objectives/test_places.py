@@ -39,7 +39,7 @@ def test_values_and_certificates(name: str, options: dict) -> None:
     exact = float(_torch(name, model(x).detach(), **options))
     assert abs(value.value - exact) <= value.error + 1e-15
     certificate = sf.certify(model, x, objective=loss, domain=sf.Ball(0.01))
-    found = sf.estimate(model, x, objective=loss, domain=sf.Ball(0.01), starts=1, steps=3)
+    found = sf.estimate(model, x, objective=loss, domain=sf.Ball(0.01), starts=1, budget=100)
     assert float(found.lipschitz) <= float(certificate.lipschitz)
     assert float(found.smoothness) <= float(certificate.smoothness) < 30 * float(found.smoothness)
 

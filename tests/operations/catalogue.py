@@ -43,9 +43,6 @@ CASES: dict[str, list[Callable[[], Case]]] = {
 GAPS = {
     ("surefoot.scalar", "x"): 1e-4,  # the width of the tables
     ("surefoot.scalar", "x,x"): 1e-3,
-    ("surefoot.argmin", "inputs.0,inputs.0"): 1e-3,
-    ("surefoot.argmin", "inputs.0,parameters.0"): 1e-3,
-    ("surefoot.argmin", "parameters.0,parameters.0"): 1e-3,
 }
 
 

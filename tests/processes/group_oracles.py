@@ -43,12 +43,6 @@ DOMAINS: dict[str, dict[str, Any]] = {
 STEPS = 3
 
 
-def whole(value: Tensor) -> Tensor:
-    """A tensor that may lie with several processes."""
-    found: Tensor = getattr(value, "full_tensor", lambda: value)()
-    return found.detach()
-
-
 def directions(network: nn.Module, part: Part, **group: Any) -> dict[str, Any]:
     """Of all oracles, with the decrease of the model, κ and the calls."""
     x, y = part
@@ -56,7 +50,7 @@ def directions(network: nn.Module, part: Part, **group: Any) -> dict[str, Any]:
     found = {}
     for name, (oracle, options) in ORACLES.items():
         step = oracle(chain, loss, **options, **group)
-        direction = {path: whole(value) for path, value in step.direction.items()}
+        direction = {path: value.detach() for path, value in step.direction.items()}
         found[name] = direction, step.model_decrease, step.kappa, step.calls
     return found
 
@@ -142,36 +136,11 @@ def joint_batches(parts: list[Part], size: int) -> list[Part]:
 def bursts(network: nn.Module, batches: list[Part], **group: Any) -> tuple[Any, ...]:
     """Weights, losses and what was kept, of mini-batches with momentum and of steps on all data in the end."""
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.5)
-    training = ProvedEpochs(optimizer, sf.CrossEntropy(), batches, model=network, burst=2.0, **group)
+    training = ProvedEpochs(optimizer, sf.CrossEntropy(), batches, model=network, burst=2.0, tail=0.5, **group)
     losses = [*(training.step() for _ in range(3)), training.run(6)]
     assert training.history[-1].epochs > training.history[-1].batches == 0
-    weights = {path: whole(value) for path, value in network.named_parameters()}
+    weights = {path: value.detach() for path, value in network.named_parameters()}
     return weights, losses, [record.kept for record in training.history], training.rate
-
-
-def of_shards(model: nn.Module, part: Part, make: Any, **group: Any) -> dict[str, Any]:
-    """What is said of a model whose weights lie with several processes, and of one whose weights do not; ``make``
-    gives others with the same weights.
-    """
-    x, y = part
-    domains = sf.Ball(0.1), sf.ProductBall(1.0), sf.ProductBall(0.2, center="present")
-    found: dict[str, Any] = {}
-    for number, domain in enumerate(domains):
-        norms = sf.certify(model, torch.ones(30, 4).double(), domain=domain, input_norm=3.0)
-        found[f"norms {number}"] = [float(n) for n in (norms.bound, norms.lipschitz, norms.smoothness)]
-    batches = mini_batches(part, 50)
-    found["certificate"] = float(sf.certify(model, batches, **DOMAINS["ridge"], **group).smoothness)
-    found["value"] = sf.evaluate(model, x, sf.CrossEntropy(), y, **group).value
-    found["directions"] = directions(model, part, **group)
-    found["verdict"] = verdict((x[:2], y[:2]), model, **group)
-    found["bursts"] = bursts(make(), batches, **group)
-    kinds: dict[str, Any] = {"descent": (sf.CertifiedDescent, {}), **OPTIMIZERS}
-    for name, (optimizer, options) in kinds.items():
-        moved = make()
-        training = optimizer(moved, sf.CrossEntropy(), **options, **group)
-        losses = [training.step(x, y) for _ in range(STEPS)] + [training.value(x, y)]
-        found[name] = losses, [whole(value) for value in moved.parameters()]
-    return found
 
 
 def sent(network: nn.Module, part: Part, group: Any) -> list[int]:

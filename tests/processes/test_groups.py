@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,14 +17,11 @@ import group_oracles
 import pytest
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 import surefoot as sf
-from surefoot.graph.sharded import norms_of_shards
 from surefoot.objectives import Poisson
-from surefoot.optim import CertifiedDescent, ProvedEpochs, by_evaluation
+from surefoot.optim import CertifiedDescent, by_evaluation
 from surefoot.processes import ProcessError, Processes, ProcessLost
 from surefoot.valuation.streamed import Streamed, StreamedValuer
 
@@ -87,9 +83,6 @@ def work(rank: int, folder: str) -> None:
     everyone = distributed.group.WORLD
     four, two = asked(everyone, ["lbfgs"]), {}
     four["answers"] = group_oracles.answers(network(), part_of(everyone), everyone, 4)
-    mesh = DeviceMesh.from_group(everyone, "cpu")
-    four["sharded"] = few_shards(*part_of(everyone), shards(mesh), group=everyone)
-    apart = shards(mesh)
     if rank >= 2:
         two = asked(pair, list(RUNS)) | refusals(pair)
         group_oracles.checkpointed(network(), part_of(pair), f"{folder}/two", pair)
@@ -97,7 +90,6 @@ def work(rank: int, folder: str) -> None:
         wrapped = nn.parallel.DistributedDataParallel(network(), process_group=pair)
         value = sf.evaluate(wrapped, *part_of(pair)[:1], sf.CrossEntropy(), part_of(pair)[1], group=pair)
         two["wrapped"] = value.value, value.error
-        two["sharded"] = sharded(pair)
         two["answers"] = group_oracles.answers(network(), part_of(pair), pair, 2)
     else:
         four["stranger"] = refused(lambda: Processes(pair))
@@ -113,49 +105,9 @@ def work(rank: int, folder: str) -> None:
         )
         loader = group_oracles.mini_batches(part_of(None), 5)
         died = group_oracles.calls(model, loader, group=everyone)
-        died["sharded"] = lambda: sf.evaluate(apart, loader, sf.CrossEntropy(), group=everyone)
         four["died"] = {name: refused(call) for name, call in died.items()}
     torch.save((two, four), f"{folder}/{rank}.pt")
     os._exit(0)  # the group cannot be left in order
-
-
-def shards(mesh: DeviceMesh, model: nn.Module | None = None) -> nn.Module:
-    """A network whose weights lie with the processes of a mesh."""
-    model = network() if model is None else model
-    for child in model:  # type: ignore[attr-defined]
-        if any(True for _ in child.parameters()):
-            fully_shard(child, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
-
-
-def few_shards(x: Tensor, y: Tensor, model: nn.Module, **group: Any) -> list[float]:
-    """Of weights one of which has fewer rows than there are processes."""
-    norms = sf.certify(model, torch.ones(2, 4).double(), domain=sf.Ball(0.1), input_norm=1.0)
-    optimizer = CertifiedDescent(model, sf.CrossEntropy(), **group)
-    losses = [optimizer.step(x, y), optimizer.step(x, y)]
-    return [float(norms.smoothness), *losses, sf.evaluate(model, x, sf.CrossEntropy(), y, **group).value]
-
-
-def sharded(group: Any) -> dict[str, Any]:
-    """Of weights that lie with several processes: results, bytes, refusals, and whether shards stay shards."""
-    (x, y), make = part_of(group), partial(shards, DeviceMesh.from_group(group, "cpu"))
-    model = make()
-    model(x)  # after which some weights are whole for a while
-    found: dict[str, Any] = {"said": group_oracles.of_shards(model, (x, y), make, group=group)}
-    found["kinds"] = {type(value).__name__ for value in model.parameters()}
-    found["bytes"] = norms_of_shards(make(nn.Sequential(nn.Linear(10, 200, bias=False).double())))[2]
-    optimizer = CertifiedDescent(model, sf.CrossEntropy(), params=model[0].parameters(), group=group)  # type: ignore[index]
-    before = [value.full_tensor() for value in model.parameters()]  # type: ignore[operator]
-    found["nan"] = refused(lambda: optimizer.step(x if distributed.get_rank(group) else x * torch.nan, y))
-    found["kept"] = [torch.equal(a, b.full_tensor()) for a, b in zip(before, model.parameters(), strict=True)]  # type: ignore[operator]
-    optimizer.step(x, y)
-    found["moved"] = [not torch.equal(a, b.full_tensor()) for a, b in zip(before, model.parameters(), strict=True)]  # type: ignore[operator]
-    model[1] = nn.Sigmoid()  # type: ignore[operator]
-    found["replaced"] = refused(lambda: optimizer.step(x, y))
-    found["no group"] = refused(lambda: CertifiedDescent(model, sf.CrossEntropy()).step(x, y))
-    found["epochs"] = refused(lambda: ProvedEpochs(torch.optim.SGD, sf.CrossEntropy(), [(x, y)], model=model))
-    found["export"] = refused(lambda: sf.estimate(model, x))
-    return found
 
 
 def part_of(group: Any) -> tuple[Tensor, Tensor]:
@@ -517,39 +469,6 @@ def test_wrapped_models(two: Outcome) -> None:
     whole = sf.evaluate(network(), x, sf.CrossEntropy(y))
     for part in two:
         assert abs(part["wrapped"][0] - whole.value) <= part["wrapped"][1] + whole.error
-
-
-def test_sharded_weights_give_what_whole_ones_do(two: Outcome) -> None:
-    expected = group_oracles.of_shards(network(), data(), network)
-    del expected["certificate"]
-    few = [(x[:2], y[:2]) for x, y in parts_of(SHARES[2])]
-    expected["verdict"] = group_oracles.verdict((torch.cat([x for x, _ in few]), few[0][1]), network())
-    parts = [batch for part in parts_of(SHARES[2]) for batch in group_oracles.mini_batches(part, 50)]
-    whole = sf.certify(network(), parts, **group_oracles.DOMAINS["ridge"])
-    for part in two:
-        found = part["sharded"]
-        assert found["said"].pop("certificate") == pytest.approx(float(whole.smoothness), rel=1e-8)
-        close(found["said"], expected)
-        assert found["kinds"] == {"DTensor"}
-        assert 800 < found["bytes"] < 1200  # a Gram matrix of 10 × 10; the weight has 16,000
-
-
-def test_weights_with_fewer_rows_than_processes(four: Outcome) -> None:
-    expected = few_shards(*data(), network())
-    for part in four:
-        close(part["sharded"], expected)
-
-
-def test_sharded_weights_change_all_or_none(two: Outcome) -> None:
-    for part in two:
-        found = part["sharded"]
-        assert "NaN" in found["nan"]
-        assert found["kept"] == [True] * 4
-        assert found["moved"] == [True, True, False, False]
-        assert "were replaced" in found["replaced"]
-        assert "group=" in found["no group"]
-        assert "with group=" in found["epochs"]
-        assert "is a DTensor, whose entries lie with several processes" in found["export"]
 
 
 @pytest.mark.parametrize("size", [2, 4])

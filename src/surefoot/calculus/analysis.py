@@ -78,14 +78,13 @@ class Analysis:
         objective: nn.Module | None = None,
         previous: Analysis | None = None,
         norms: Norms | None = None,
-        weights: Mapping[str, Tensor] | None = None,
     ) -> Analysis:
         """The previous analysis if it still says what the model computes, otherwise a new one.
 
         A new one takes over what holds for all weights, if the graph is the same; otherwise it starts with these
-        norms of layers. Weights by path, if they are given, stand for those of the model.
+        norms of layers.
         """
-        graph, values = captured(model, x, objective, weights)
+        graph, values = captured(model, x, objective)
         if previous is not None and previous.model is model and previous.reading.graph is graph:
             if previous._has(values):
                 return previous

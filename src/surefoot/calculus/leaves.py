@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.domains import Domain, DomainError, Region
-from surefoot.enclosure import Elsewhere, Enclosure, Measured, constant, measure, unknown_constant
+from surefoot.enclosure import Enclosure, constant, measure, unknown_constant
 from surefoot.errors import ObjectiveError
 from surefoot.graph import Graph, Leaf, Source
 from surefoot.graph.checks import as_inputs
@@ -138,13 +138,10 @@ def ordinary_device() -> AbstractContextManager[object]:
     return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
-def captured(
-    model: nn.Module, x: Any, objective: nn.Module | None = None, weights: Mapping[str, Tensor] | None = None
-) -> tuple[Graph, dict[str, Tensor]]:
+def captured(model: nn.Module, x: Any, objective: nn.Module | None = None) -> tuple[Graph, dict[str, Tensor]]:
     """The graph of a model, or of an objective of it, and the present values of its leaves by name.
 
-    It is the same graph as long as nothing that it depends on has changed. Weights by path, if they are given,
-    stand for those of the model.
+    It is the same graph as long as nothing that it depends on has changed.
     """
     graph = capture(model, x)
     args, kwargs = as_inputs(x)
@@ -152,7 +149,7 @@ def captured(
     if objective is not None:
         graph, targets = attach(graph, objective)
         values |= targets
-    parameters = dict(model.named_parameters()) | dict(weights or {})
+    parameters = dict(model.named_parameters())
     values |= {leaf.name: parameters[leaf.path] for leaf in graph.parameters}
     return graph, {**values, **graph.held}
 
@@ -175,7 +172,7 @@ def enclose_leaves(
         elif leaf.source is Source.INPUT and value.is_floating_point():
             enclosures[leaf.name] = _fixed_input(leaf, value, count, input_norm)
         elif value.device.type == "meta":
-            enclosures[leaf.name] = _elsewhere(leaf, domain, Magnitude.zero(), Magnitude.zero((count,))) or (
+            enclosures[leaf.name] = _given(leaf, domain, Magnitude.zero(), Magnitude.zero((count,))) or (
                 unknown_constant(leaf.spec, count)
             )
         else:
@@ -223,7 +220,7 @@ def _variable(leaf: Leaf, present: Tensor, domain: Domain, region: Region) -> En
     radius = Magnitude.of(region.radii[leaf.name])
     unit = Magnitude.of(np.arange(len(region.variables)) == region.variables.index(leaf.name))
     if present.device.type == "meta":
-        found = _elsewhere(leaf, domain, radius, unit)
+        found = _given(leaf, domain, radius, unit)
         if found is not None:
             return found
         if domain.center != "origin":
@@ -238,11 +235,9 @@ def _variable(leaf: Leaf, present: Tensor, domain: Domain, region: Region) -> En
     return Enclosure(leaf.spec, value, size + radius, peak + radius, radius, None, Magnitude.zero(), unit)
 
 
-def _elsewhere(leaf: Leaf, domain: Domain, radius: Magnitude, lipschitz: Magnitude) -> Enclosure | None:
-    """A parameter on the meta device whose centre, or whose norms, are those of weights that lie elsewhere."""
+def _given(leaf: Leaf, domain: Domain, radius: Magnitude, lipschitz: Magnitude) -> Enclosure | None:
+    """A parameter on the meta device whose centre is given."""
     known = domain.center.get(leaf.path) if isinstance(domain.center, Mapping) else None
-    if isinstance(known, Measured):
-        return Elsewhere.of(known, radius, leaf.spec, lipschitz)
     if known is None:
         return None
     value = known.detach().to(torch.float64)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from surefoot import __version__
-from surefoot.attained import Estimate, LowerBound, ProbableBound
+from surefoot.attained import Estimate, LowerBound
 from surefoot.certificate.advice import headline, limits, verdict
 from surefoot.certificate.rows import Row
 from surefoot.errors import SurefootError
@@ -85,11 +85,8 @@ def write(certificate: Certificate) -> dict[str, Any]:
         "rows": [_written_row(row) for row in certificate.rows],
     }
     if estimate is not None:
-        likely = estimate.at_centre
         values = {name: float(getattr(estimate, name)) for name in _CONSTANTS}
-        document["estimate"] = values | {
-            "domain": estimate.domain, "wrt": estimate.wrt, "at_centre": likely and [likely.value, likely.failure],
-        }  # fmt: skip
+        document["estimate"] = values | {"domain": estimate.domain, "wrt": estimate.wrt}
     document = plain(document)
     return document | {"digest": _digest(document)}
 
@@ -149,8 +146,7 @@ def _fields(content: Mapping[str, Any]) -> dict[str, Any]:
     damping = composite and (_magnitude(composite["log2"]), bool(composite["is_quadratic"]))
     if estimate is not None:
         bounds = {name: LowerBound(float(estimate[name])) for name in _CONSTANTS}
-        likely = estimate.get("at_centre") and ProbableBound(*map(float, estimate["at_centre"]))
-        estimate = Estimate(**bounds, domain=estimate["domain"], wrt=estimate["wrt"], at_centre=likely)
+        estimate = Estimate(**bounds, domain=estimate["domain"], wrt=estimate["wrt"])
     return {
         **{name: content[name] for name in _AS_THEY_ARE},
         **{name: tuple(content[name]) for name in _TEXTS},

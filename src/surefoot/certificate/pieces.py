@@ -56,8 +56,6 @@ from surefoot.certificate.regularised import Penalty, regularised
 from surefoot.certificate.summed import ProvedSum
 from surefoot.domains import Ball, Box, Domain, DomainError, ProductBall, Segment
 from surefoot.errors import EvaluationError, UnsupportedOperation
-from surefoot.graph.fetched import Fetched, opened
-from surefoot.graph.outline import is_outline
 from surefoot.magnitude import Magnitude, minimum, stack
 from surefoot.norms import frobenius_norm
 from surefoot.norms.verified import symmetric_norm
@@ -94,7 +92,6 @@ class InPieces:
         regularizer: added to the objective, or ``None``.
         effort: see :func:`surefoot.certify`.
         processes: those that have a part of the data each, or ``None``.
-        weights: the parameters, if they lie with these processes; each is gathered when an operation reads it.
 
     Raises:
         ObjectiveError: if the objective of all data is not a weighted mean of those of the batches.
@@ -108,13 +105,12 @@ class InPieces:
         regularizer: Penalty | None = None,
         effort: str = "normal",
         processes: Processes | None = None,
-        weights: Fetched | None = None,
     ) -> None:
         if objective is not None:
             refuse_objective(objective)
         refuse_penalty(regularizer, is_objective=objective is not None)
         self.model, self.batches, self.objective, self.processes = model, batches, objective, processes
-        self.regularizer, self.weights = regularizer, weights
+        self.regularizer = regularizer
         named = self._named = effort_named(effort)
         # every ball of a search starts from the weights again, and has all of its shells at once
         parts = max(named.parts, min(named.shells, 2 * named.parts))
@@ -146,8 +142,8 @@ class InPieces:
 
         if self.processes is None:
             return lead()
-        fixed = [value for value in self.model.parameters() if not is_outline(value)]
-        refuse_other_models(self.processes.gathered(lambda: digest_of([*fixed, *self.model.buffers()])))
+        weights = [*self.model.parameters(), *self.model.buffers()]
+        refuse_other_models(self.processes.gathered(lambda: digest_of(weights)))
         return Certificate(**self.processes.led(lambda: fields_of(lead()), self.serve, EvaluationError))
 
     def longest(self) -> Certificate:
@@ -269,8 +265,7 @@ class InPieces:
                     certificate = part.balls[math.inf].certificate
                     part.penalty = fields_of(self._penalty(analysis, certificate, domain))
 
-        with opened(self.weights):
-            self._each(add)
+        self._each(add)
         return part
 
     def _add(self, part: _Part, number: int, proof: Proof, weight: Fraction, domain: Domain | Box) -> None:
@@ -311,10 +306,10 @@ class InPieces:
         """The analysis and the weight of a batch."""
         with numbered(number):
             bound = None if self.objective is None else self.objective.bound_to(y)
-            analysis = Analysis.of(self.model, x, bound, weights=self.weights)
+            analysis = Analysis.of(self.model, x, bound)
             refuse_statistics(analysis.reading.graph)
             kind = kind_of(*tensors_of(x), y)
-            if not self.batches.fixed and kind not in self._looked_at and self.weights is None:
+            if not self.batches.fixed and kind not in self._looked_at:
                 refuse_interaction(self.model, x, y)
                 self._looked_at.add(kind)
             if bound is None:
@@ -338,7 +333,7 @@ class InPieces:
     def _gradient(self) -> ProvedSum:
         if self._summed is None:
             trained = dict(self.model.named_parameters())
-            self._summed = ProvedSum(self._each, trained, self.is_mean, self.processes, self.weights)
+            self._summed = ProvedSum(self._each, trained, self.is_mean, self.processes)
         return self._summed
 
     def serve(self, word: Any) -> object:

@@ -18,7 +18,6 @@ from torch import Tensor
 from surefoot.calculus.adjoint.gradient import proved_gradient
 from surefoot.calculus.analysis import Analysis
 from surefoot.errors import EvaluationError
-from surefoot.graph.fetched import Fetched, opened
 from surefoot.processes import Processes
 
 T = TypeVar("T")
@@ -54,12 +53,10 @@ class ProvedSum:
         like: the parameters, by path.
         is_mean: whether the objective divides by the weights.
         processes: all processes, or ``None`` for this one alone.
-        fetched: the parameters, if they lie with these processes; then so does the gradient.
 
     Attributes:
         value: the value of the objective, as computed.
-        slopes: the gradient by path of the parameter; of weights that lie with several processes the parts of
-            this one.
+        slopes: the gradient by path of the parameter.
         errors: bounds on the norms of its errors, by path.
         blocks: the paths of each block.
 
@@ -68,14 +65,9 @@ class ProvedSum:
     """
 
     def __init__(
-        self,
-        batches: Weighted,
-        like: Mapping[str, Tensor],
-        is_mean: bool,
-        processes: Processes | None,
-        fetched: Fetched | None = None,
+        self, batches: Weighted, like: Mapping[str, Tensor], is_mean: bool, processes: Processes | None
     ) -> None:
-        self._batches, self._processes, self._fetched = batches, processes, fetched
+        self._batches, self._processes = batches, processes
         here = self._here() if processes is None else processes.together(self._here)
         without_sums = replace(here, sums={})
         parts = [without_sums] if processes is None else processes.gathered(lambda: without_sums)
@@ -84,11 +76,8 @@ class ProvedSum:
         if not self.blocks or not total:
             raise EvaluationError("no batch has a sample with a weight: there is no gradient")
         paths = [path for paths in self.blocks.values() for path in paths]
-        if fetched is None:
-            sums = {p: here.sums.get(p, torch.zeros_like(like[p], dtype=torch.float64)) for p in paths}
-        else:
-            sums, fetched.slopes = fetched.slopes, {}
-        if processes is not None and fetched is None:
+        sums = {p: here.sums.get(p, torch.zeros_like(like[p], dtype=torch.float64)) for p in paths}
+        if processes is not None:
             processes.add(sums.values())
         self._whole = float(total) if is_mean else 1.0
         rounding = (sum(part.count for part in parts) + len(parts) + 9) * 2.0**-52
@@ -98,28 +87,17 @@ class ProvedSum:
             p: sum(part.errors.get(p, 0.0) + rounding * part.sizes.get(p, 0.0) for part in parts) for p in paths
         }
         self.errors = {path: lost / self._whole * (1 + 1e-12) + 2.0**-1000 for path, lost in off.items()}
-        self._sizes = (
-            {path: float(torch.linalg.vector_norm(slope)) for path, slope in self.slopes.items()}
-            if fetched is None
-            else fetched.norms(self.slopes)
-        )
+        self._sizes = {path: float(torch.linalg.vector_norm(slope)) for path, slope in self.slopes.items()}
 
     def _here(self) -> _Part:
         part = _Part()
-        with opened(self._fetched):
-            self._add_up(part)
-        return part
 
-    def _add_up(self, part: _Part) -> None:
         def add(_: int, analysis: Analysis, weight: Fraction) -> None:
             proved, factor = proved_gradient(analysis), float(weight)
             part.blocks = {block: [leaf.path for leaf in leaves] for block, leaves in analysis.variables().items()}
             for path in (path for paths in part.blocks.values() for path in paths):
                 slope = proved.slopes[path] * factor
-                if self._fetched is not None:
-                    self._fetched.add(path, slope)
-                else:
-                    part.sums[path] = part.sums[path].add_(slope) if path in part.sums else slope
+                part.sums[path] = part.sums[path].add_(slope) if path in part.sums else slope
                 part.errors[path] = part.errors.get(path, 0.0) + proved.errors[path] * factor * (1 + 2.0**-50)
                 part.sizes[path] = part.sizes.get(path, 0.0) + float(torch.linalg.vector_norm(slope)) * 1.0001
             part.value += factor * proved.value
@@ -127,6 +105,7 @@ class ProvedSum:
             part.count += 1
 
         self._batches(add)
+        return part
 
     def norms(self) -> dict[str, float]:
         """Bounds on the norm of the gradient, by block."""

@@ -10,7 +10,7 @@ one tensor; for residual, highway and dense networks it is the paper's augmented
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any, overload
 
 import torch
@@ -24,10 +24,8 @@ from surefoot.errors import ChainError
 from surefoot.graph import Graph
 from surefoot.graph.checks import is_loader, unwrapped
 from surefoot.graph.compose import Naming, compose, restrict
-from surefoot.graph.outline import Outline
 from surefoot.operations.captured import capture
 from surefoot.processes import Processes
-from surefoot.torch_private import is_sharded
 
 _Parameters = Mapping[str, Tensor]
 
@@ -43,7 +41,7 @@ class Chain:
     """A model and an input as a chain of computations.
 
     Args:
-        model: any module that can be captured as a graph; or the outline of one.
+        model: any module that can be captured as a graph.
         x: the batch, all of it one stacked initial state; or a loader of batches ``(x, y)``, all of which are
             meant in the memory of one (:mod:`surefoot.chain.batched`). Then computations and graph are those of
             the first batch, and there are no states. A process without data passes ``[]``.
@@ -52,8 +50,6 @@ class Chain:
         graph: the graph the chain is read off.
         batches: where the data are given in pieces; ``None`` for one batch.
         inputs: the tensors the graph reads, in order.
-        outline: of a model whose weights lie with several processes, else ``None``. Where these ask together, they
-            are gathered when operations read them; else once, as soon as they are asked for.
         computations: :math:`φ_1, …, φ_τ`.
 
     >>> chain = sf.Chain(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), torch.ones(5, 3))
@@ -65,25 +61,18 @@ class Chain:
     (16, 20)
     """
 
-    def __init__(self, model: nn.Module | Outline, x: Any) -> None:
-        if isinstance(model, Outline) or is_sharded(model):
-            self.outline = model if isinstance(model, Outline) else Outline.of(model)
-        whole = model if self.outline is None else self.outline.plain
-        assert isinstance(whole, nn.Module)
-        model = unwrapped(whole)
+    def __init__(self, model: nn.Module, x: Any) -> None:
+        model = unwrapped(model)
         batches, graph = (Batches(x, ordered=True), _NOTHING) if is_loader(x) else (None, capture(model, x))
         self._model, self._graphs = model, dict[Any, Graph]()
         inputs = () if batches is not None else tensors_of(x)
-        source = partial(_present, model) if self.outline is None else cache(self.outline.whole)
-        self._set(graph, inputs, source, (), batches)
+        self._set(graph, inputs, partial(_present, model), (), batches)
         if batches is not None:
             self.graph, self.inputs = next(self.pieces(), (graph, ()))
             self.computations = cut(self.graph)
         used = {leaf.path for leaf in self.graph.parameters}
         named = model.named_parameters()
         self._unused = tuple(path for path, value in named if value.requires_grad and path not in used)
-
-    outline: Outline | None = None  # where weights are whole
 
     def _set(
         self,

@@ -17,7 +17,6 @@ from surefoot.graph import Graph
 from surefoot.graph.checks import differentiable_attention
 from surefoot.graph.nodes import Node, in_double, run_widened
 from surefoot.graph.structure import outputs_of
-from surefoot.torch_private import Deferred
 
 Values = Mapping[str, Any]
 Run = Callable[[Values], tuple[Any, ...]]
@@ -198,7 +197,7 @@ def _taken(leaves: Mapping[str, Tensor], take: Take | None) -> Iterator[None]:
 
 def _without_zeros(saved: Tensor) -> Any:
     """What a graph keeps of a tensor: of zeros one, and the shape."""
-    if isinstance(saved, Deferred) or not saved.is_floating_point() or saved.is_meta or not saved.numel():
+    if not saved.is_floating_point() or saved.is_meta or not saved.numel():
         return saved, saved.shape
     zero = not bool(saved[(0,) * saved.dim()]) and not bool(saved.any())  # most do not begin with zero
     return saved.new_zeros(()) if zero else saved, saved.shape

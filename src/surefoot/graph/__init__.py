@@ -5,9 +5,6 @@
   them.
 * ``compose``: cutting a graph in parts and putting two graphs one behind the other.
 * ``checks``: what a model, its input and what it returns must be.
-* ``sharded``: weights that lie with several processes; ``placed``: which part each of them has; ``outline``: the
-  shapes of such a model, and its parts; ``fetched``: weights that are whole only while they are read;
-  ``held_parts``: what an optimizer holds of them.
 * ``survey``, ``preserve``: all that a forward pass may read; the model stays as it was, and unless it changes it
   is not captured again; ``guard``: a quick look whether anything of that was touched.
 * ``flatten``: models that differentiate inside ``forward``, to one level of operations; boolean masks as indices.

@@ -15,9 +15,8 @@ from torch.nn.parameter import is_lazy
 
 from surefoot.errors import CaptureError
 from surefoot.graph.nodes import Node, Ref, Spec
-from surefoot.graph.sharded import Sharded
 from surefoot.graph.structure import Graph
-from surefoot.torch_private import Dropout, is_sharded, lies_elsewhere
+from surefoot.torch_private import TABLES, Dropout, is_sharded
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -136,6 +135,7 @@ def check_model(model: Any) -> None:
         kind = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
         remedy = "Pass an instance of a module; wrap a function in a small module whose forward calls it."
         raise CaptureError(f"expected a torch.nn.Module, got {kind}", remedy=remedy)
+    _refuse_sharded(model)
     for path, module in model.named_modules():
         for what, remedy in _module_problems(module):
             raise CaptureError(what, where=path, remedy=remedy)
@@ -148,12 +148,23 @@ def check_model(model: Any) -> None:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model itself, without the wrapper that averages gradients of several processes; a plain copy, if its
-    weights lie with several of them.
+    """The model itself, without the wrapper that averages gradients of several processes.
+
+    Raises:
+        CaptureError: if its weights are sharded.
     """
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        return model.module
-    return Sharded(model).plain if is_sharded(model) else model
+    _refuse_sharded(model)
+    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+
+
+def _refuse_sharded(model: nn.Module) -> None:
+    if is_sharded(model):
+        remedy = (
+            "Load them whole into a plain copy of the model on each process, "
+            "copy.load_state_dict(get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))) "
+            "with torch.distributed.checkpoint.state_dict, and pass that; data may be split, with group=."
+        )
+        raise CaptureError("the weights of the model are sharded over several processes", remedy=remedy)
 
 
 def _module_problems(module: nn.Module) -> Iterator[tuple[str, str]]:
@@ -173,14 +184,6 @@ def _module_problems(module: nn.Module) -> Iterator[tuple[str, str]]:
 
 def _tensor_problems(kind: str, value: Tensor) -> Iterator[tuple[str, str]]:
     """What is wrong with a parameter or buffer, and what to do about it."""
-    if lies_elsewhere(value):
-        yield (
-            "is a DTensor, whose entries lie with several processes",
-            "This needs whole weights: load them into a plain copy of the model, "
-            "copy.load_state_dict(get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))) "
-            "with torch.distributed.checkpoint.state_dict.",
-        )
-        return
     if is_lazy(value):
         yield (
             "is not initialised yet (a lazy module)",
@@ -269,8 +272,8 @@ def _tensors_of(model: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
                 if isinstance(value, list | tuple)
                 else (value,)
             )
-            written = f"{name}_orig" in module._parameters  # by a hook of torch.nn.utils, before each call
-            if name in ("_parameters", "_buffers", "_modules") or written:
+            own = dict(module.named_parameters(recurse=False))
+            if name in TABLES or f"{name}_orig" in own:  # which a hook of torch.nn.utils writes before each call
                 continue
             for item in items:
                 if type(item) is Tensor and not item.requires_grad:

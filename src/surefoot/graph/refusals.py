@@ -20,7 +20,6 @@ from torch.nn.utils.weight_norm import WeightNorm
 from surefoot.errors import CaptureError
 from surefoot.graph.checks import INTEGERS, at_zero, random_dropout, select_outputs, zeros
 from surefoot.graph.nodes import Leaf, Node, Role, Source, double_by_default, in_double, module_path
-from surefoot.graph.outline import is_outline
 from surefoot.graph.preserve import Change
 from surefoot.graph.structure import Graph, outputs_of
 from surefoot.graph.trace import BACKWARDS, PURE
@@ -65,7 +64,6 @@ def refuse_other_derivative(
     try:
         weights = list(model.parameters())
         same = not any(value.is_meta for value in (*weights, *args, *kwargs.values()))
-        same = same and not any(map(is_outline, weights))
         twin = copy.deepcopy(model).double() if same else model
         same = same and all(_same_derivative(twin, graph, args, kwargs, scale) for scale in (1.0, 8.0))
     except Exception:  # a copy or a run in double precision may fail in many ways

@@ -27,7 +27,9 @@ so
 
 the second as :math:`D_{j+1} - D^* = (I - \hat H^{-1}\nabla_\beta g(\beta_j))(D_j - D^*) - \hat
 H^{-1}(\nabla_\alpha g(\beta_j) + \nabla_\beta g(\beta_j)D^*)`, whose last bracket vanishes at :math:`\beta^*`.
-With :math:`d_0 = 0` the first step is the lemma; the second one is of order :math:`\epsilon^2`.
+With :math:`d_0 = 0` the first step is the lemma; the second one is of order :math:`\epsilon^2`. As long as
+:math:`\epsilon_j \le \epsilon` all of this happens within :math:`2\epsilon` of :math:`\hat\beta`, where the
+constants have to hold; a correction that might lead farther has no bound.
 """
 
 from __future__ import annotations
@@ -66,8 +68,8 @@ class Constants:
     r"""Constants of :math:`\zeta(x, u, \beta)`; if every sample has its own minimiser, of a single sample.
 
     Smoothness and Hessian-Lipschitz constant are one number each, as in the paper, or one number per argument and
-    per pair of arguments: ``{"x": 2.0, "A.weight": 1.0, "beta": 3.0}``, ``{("x", "beta"): 0.5}``. By default they
-    are derived from the operations of :math:`\zeta` when a certificate needs them.
+    per pair of arguments: ``{"x": 2.0, "A.weight": 1.0, "beta": 3.0}``, ``{("x", "beta"): 0.5}``. By default
+    none are declared, and there are no certificates.
 
     Attributes:
         strong_convexity: :math:`\mu > 0`, such that :math:`\zeta - \frac\mu2\|\beta\|^2` is convex in
@@ -91,10 +93,7 @@ class Constants:
                 f"the strong convexity is {mu!r}", "Pass a positive number, for example the weight of a ridge."
             )
         if (self.smoothness is None) != (self.hessian_lipschitz is None):
-            raise ImplicitError(
-                "of smoothness and hessian_lipschitz one was given",
-                "Pass both, or none to have both derived from the operations of ζ.",
-            )
+            raise ImplicitError("of smoothness and hessian_lipschitz one was given", "Pass both, or none.")
         for constant in (self.smoothness, self.hessian_lipschitz):
             for number in constant.values() if isinstance(constant, Mapping) else (constant,):
                 if number is not None and not (isinstance(number, int | float) and number >= 0):
@@ -102,7 +101,7 @@ class Constants:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing has to be derived."""
+        """Whether smoothness and Hessian-Lipschitz constant are declared, as certificates need them."""
         return self.smoothness is not None
 
     def slope(self, argument: str) -> float:
@@ -128,19 +127,8 @@ class Constants:
             return float(bound)
         return float(max(bound.get((first, second), 0.0), bound.get((second, first), 0.0)))
 
-    def joint_slope(self, arguments: tuple[str, ...]) -> float:
-        """:meth:`slope` for several arguments together."""
-        if isinstance(self.smoothness, Mapping):
-            return math.hypot(*map(self.slope, arguments))
-        return self.slope(BETA)
 
-    def joint_bend(self, arguments: tuple[str, ...]) -> float:
-        """:meth:`bend` for several arguments together, and β."""
-        if isinstance(self.hessian_lipschitz, Mapping):
-            return math.hypot(*(self.bend(name, BETA) for name in arguments))
-        return self.bend(BETA, BETA)
-
-
+# from bounds on the norms of the arguments by name, and of β as "beta" where β is not the exact minimiser
 ConstantsOf = Callable[[Mapping[str, float]], Constants]
 
 
@@ -151,10 +139,15 @@ def gradient_error(constants: Constants, arguments: tuple[str, ...], distance: f
     minimiser is differentiated; ``distance`` is ε, a bound on the distance from the solution to the exact
     minimiser; ``order`` is the number of corrections, where 1 is the paper's lemma.
     """
-    mu, slope = constants.strong_convexity, constants.joint_slope(arguments)
-    cross, bend = constants.joint_bend(arguments), constants.bend(BETA, BETA)
+    mu, bend = constants.strong_convexity, constants.bend(BETA, BETA)
+    per_argument = isinstance(constants.smoothness, Mapping)
+    slope = math.hypot(*map(constants.slope, arguments)) if per_argument else constants.slope(BETA)
+    per_pair = isinstance(constants.hessian_lipschitz, Mapping)
+    cross = math.hypot(*(constants.bend(name, BETA) for name in arguments)) if per_pair else bend
     error, left, move = slope / mu, distance, 0.0
     for _ in range(order):
+        if left > distance:
+            return math.inf
         error = bend / mu * move * error + (cross + bend * slope / mu) / mu * left
         left = bend / (2 * mu) * (distance + move) * left
         move = distance + left

@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,94 +19,46 @@ from torch import Tensor, nn
 from surefoot.implicit.constants import Constants, ConstantsOf, ImplicitError
 
 Tensors = tuple[Tensor, ...]
-_CHOICES = {
-    "solver": ("newton", "gradient"),
-    "differentiate": ("implicit", "unroll"),
-    "linear": ("cholesky", "cg"),
-}
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The options of :class:`~surefoot.implicit.ArgMin`: the ways to solve and to differentiate an inner problem.
-
-    Raises:
-        ImplicitError: if an option is not one of those.
-    """
-
-    solver: Literal["newton", "gradient"] = "newton"
-    differentiate: Literal["implicit", "unroll"] = "implicit"
-    linear: Literal["cholesky", "cg"] = "cholesky"
-    tolerance: float | None = None
-    max_iterations: int | None = None
-    order: int = 2
-
-    def __post_init__(self) -> None:
-        for name, allowed in _CHOICES.items():
-            self._expect(name, getattr(self, name) in allowed, " or ".join(map(repr, allowed)))
-        tolerance, most, order = self.tolerance, self.max_iterations, self.order
-        positive = isinstance(tolerance, int | float) and 0 < tolerance < math.inf
-        self._expect("tolerance", tolerance is None or positive, "a positive number, or None")
-        counts = isinstance(most, int) and most > 0
-        self._expect("max_iterations", most is None or counts, "a positive whole number, or None")
-        exact = isinstance(order, int) and order > 0
-        self._expect("order", exact, "how many derivatives are to be exact: 1, 2, …")
-
-    def _expect(self, name: str, holds: bool, what: str) -> None:
-        if not holds:
-            end = "" if what.endswith("…") else "."
-            raise ImplicitError(f"the option {name} is {getattr(self, name)!r}", f"Pass {what}{end}")
-
-    def tolerance_for(self, dtype: torch.dtype) -> float:
-        """The tolerance in an element type; by default 1e-12 in double and 1e-4 in single precision."""
-        if self.tolerance is not None:
-            return float(self.tolerance)
-        return 1e-12 if dtype == torch.float64 else 1e-4
-
-    @property
-    def iterations(self) -> int:
-        """The largest number of iterations."""
-        return self.max_iterations or (100 if self.solver == "newton" else 10_000)
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """An inner problem whose tensors are given at every call: inputs, then parameters, then buffers of ζ."""
+    """An inner problem whose tensors are arguments of every call: inputs, then parameters, then buffers of ζ."""
 
     zeta: nn.Module  # the function, as a module
     inputs: tuple[str, ...]  # the names of its inputs
     shape: tuple[int, ...]  # the shape of one minimiser
     batched: bool  # whether ζ is written for one sample and every sample has its own minimiser
-    settings: Settings  # how it is solved
     constants: Constants | ConstantsOf | None = None  # its constants, if they are declared
-    kept: dict[Any, Any] = field(default_factory=dict, repr=False)
+    tolerance: float | None = None
+    max_iterations: int = 100
+    order: int = 2  # how many derivatives are exact
+    graphs: dict[Any, Any] = field(default_factory=dict, repr=False)  # of the gradient, by shapes
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Names of the parameters of ζ."""
         return tuple(name for name, _ in self.zeta.named_parameters())
-
-    @property
-    def buffers(self) -> tuple[str, ...]:
-        """Names of the buffers of ζ."""
-        return tuple(name for name, _ in self.zeta.named_buffers())
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of all tensors besides β, in order."""
-        return (*self.inputs, *self.parameters, *self.buffers)
+        return (*self.inputs, *self.parameters, *(name for name, _ in self.zeta.named_buffers()))
 
     @property
     def size(self) -> int:
         """The number of entries of one minimiser."""
         return math.prod(self.shape)
 
+    @property
+    def samples(self) -> int:
+        """How many tensors, the first ones, have one row per minimiser."""
+        return len(self.inputs) if self.batched else 0
+
     def count(self, tensors: Sequence[Tensor]) -> int:
         """The number of minimisers."""
         return int(tensors[0].shape[0]) if self.batched else 1
 
     def result_shape(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
-        """The shape of the result."""
         return (self.count(tensors), *self.shape) if self.batched else self.shape
 
     def dtype(self, tensors: Sequence[Tensor]) -> torch.dtype:
@@ -114,26 +66,10 @@ class Problem:
         real = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
         return functools.reduce(torch.promote_types, real) if real else torch.get_default_dtype()
 
-    def check(self, tensors: Sequence[Tensor]) -> None:
-        """Refuse inputs that do not fit."""
-        inputs = tensors[: len(self.inputs)]
-        if not inputs:
-            raise ImplicitError("an ArgMin layer was called without input", "Pass at least one tensor.")
-        if not self.batched:
-            return
-        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in inputs)
-        if any(not tensor.dim() for tensor in inputs) or len({tensor.shape[0] for tensor in inputs}) > 1:
-            raise ImplicitError(
-                f"inputs of shapes {shapes} do not have the same number of samples",
-                "Samples lie along the first dimension; pass batched=False for one minimiser of the whole batch.",
-            )
-        if not inputs[0].shape[0]:
-            raise ImplicitError("the batch is empty", "Pass at least one sample.")
-
-    def take(self, tensors: Tensors, rows: Tensor) -> Tensors:
-        """The tensors of some of the samples."""
-        mapped = len(self.inputs) if self.batched else 0
-        return (*(tensor[rows] for tensor in tensors[:mapped]), *tensors[mapped:])
+    def constants_at(self, sizes: dict[str, float]) -> Constants | None:
+        """The declared constants where tensors have at most these norms; ``None`` if none are declared."""
+        of = self.constants
+        return of if of is None or isinstance(of, Constants) else of(sizes)
 
     def values(self, beta: Tensor, tensors: Tensors) -> Tensor:
         """ζ for every row of β."""
@@ -152,28 +88,8 @@ class Problem:
 
         return torch.vmap(of_one, self._dims(tensors))(beta, *tensors)
 
-    def least_curvature(self, beta: Tensor, tensors: Tensors) -> float:
-        """The smallest eigenvalue of all Hessians."""
-        hessian = self.hessian(beta, tensors)
-        return float(torch.linalg.eigvalsh(0.5 * (hessian + hessian.mT)).min())
-
-    def refuse_overstated(self, beta: Tensor, tensors: Tensors, mu: float) -> None:
-        """Refuse a declared strong convexity that a Hessian contradicts."""
-        least = self.least_curvature(beta, tensors)
-        if least < mu * (1 - 1e3 * torch.finfo(beta.dtype).eps):
-            raise ImplicitError(
-                f"a strong convexity of {mu:g} was declared, and the Hessian of ζ has the eigenvalue {least:.3g}",
-                "Declare what holds for all arguments, such as the weight of a ridge that ζ contains.",
-            )
-
-    def product(self, beta: Tensor, tensors: Tensors, direction: Tensor) -> Tensor:
-        r""":math:`\nabla^2_{\beta\beta}\zeta` times a direction, for every row; the Hessian is symmetric."""
-        pull = torch.func.vjp(lambda b: self.gradient(b, tensors), beta)[1]
-        return pull(direction)[0]
-
     def _dims(self, tensors: Tensors) -> tuple[int | None, ...]:
-        mapped = len(self.inputs) if self.batched else 0
-        return (0, *(0 if k < mapped else None for k in range(len(tensors))))
+        return (0, *(0 if k < self.samples else None for k in range(len(tensors))))
 
     def _one(self, beta: Tensor, *tensors: Tensor) -> Tensor:
         """ζ at one minimiser, from all its tensors."""
@@ -189,14 +105,36 @@ class Problem:
             )
         return value.reshape(())
 
-    def refuse_hidden(self, tensors: Tensors) -> None:
-        """Refuse a ζ that reads tensors which require gradients but are not parameters: they would get none."""
+    def check(self, tensors: Tensors) -> None:
+        """Refuse inputs that do not fit, and tensors that ζ reads behind the back of its arguments."""
+        inputs = tensors[: len(self.inputs)]
+        if not inputs:
+            raise ImplicitError("an ArgMin layer was called without input", "Pass at least one tensor.")
+        if self.batched:
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in inputs)
+            if any(not tensor.dim() for tensor in inputs) or len({tensor.shape[0] for tensor in inputs}) > 1:
+                raise ImplicitError(
+                    f"inputs of shapes {shapes} do not have the same number of samples",
+                    "Samples lie along the first dimension; pass batched=False for one minimiser of the batch.",
+                )
+            if not inputs[0].shape[0]:
+                raise ImplicitError("the batch is empty", "Pass at least one sample.")
+        first = tuple(tensor[:1] if k < self.samples else tensor for k, tensor in enumerate(tensors))
         beta = torch.zeros(1, self.size, dtype=self.dtype(tensors), device=tensors[0].device)
-        first = torch.zeros(1, dtype=torch.long, device=tensors[0].device)
         with torch.enable_grad():
-            value = self.values(beta, tuple(tensor.detach() for tensor in self.take(tensors, first)))
-        if value.requires_grad:
+            value = self.values(beta, tuple(tensor.detach() for tensor in first))
+        if value.requires_grad:  # such a tensor would get no derivative
             raise ImplicitError(
                 "ζ reads a tensor that asks for gradients and is neither its input nor its parameter",
                 "Pass it as an input, or make ζ an nn.Module that holds it as a parameter.",
+            )
+
+    def refuse_overstated(self, beta: Tensor, tensors: Tensors, mu: float) -> None:
+        """Refuse a declared strong convexity that a Hessian contradicts."""
+        hessian = self.hessian(beta, tensors)
+        least = float(torch.linalg.eigvalsh(0.5 * (hessian + hessian.mT)).min())
+        if least < mu * (1 - 1e3 * torch.finfo(beta.dtype).eps):
+            raise ImplicitError(
+                f"a strong convexity of {mu:g} was declared, and the Hessian of ζ has the eigenvalue {least:.3g}",
+                "Declare what holds for all arguments, such as the weight of a ridge that ζ contains.",
             )

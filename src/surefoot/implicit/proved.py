@@ -1,7 +1,7 @@
-r"""Derivatives of minimisers with proved errors.
+r"""Minimisers and their first derivatives with proved errors.
 
-With :math:`g = \nabla_\beta\zeta` as a graph of operations (:mod:`surefoot.implicit.derived`), :math:`H =
-\partial_\beta g` and the declared :math:`\mu`, so :math:`H \succeq \mu I`:
+:math:`g = \nabla_\beta\zeta` is traced to a graph of operations, which the calculus evaluates with its round-off.
+With :math:`H = \partial_\beta g` and the declared :math:`\mu`, so :math:`H \succeq \mu I`:
 
 * the computed :math:`\hat\beta` is within :math:`\epsilon = \|g(\alpha, \hat\beta)\|/\mu` of the minimiser,
   round-off of g included. All that follows is bounded over the ball of this radius, in which the minimiser lies;
@@ -9,126 +9,174 @@ With :math:`g = \nabla_\beta\zeta` as a graph of operations (:mod:`surefoot.impl
   :math:`\|H^{-1}\lambda - q\| \le \|\lambda - Hq\|/\mu`. The costates of :math:`\langle q, g\rangle` in
   :math:`\beta` and :math:`\alpha` are :math:`Hq` and :math:`(\partial_\alpha g)^\top q`, and one pass back finds
   both with their errors (:mod:`surefoot.calculus.adjoint.costates`). The error of the result is that of the second
-  and :math:`\ell_\alpha\|\lambda - Hq\|/\mu`;
-* *pushed forward*, a tangent :math:`\tau` becomes :math:`-H^{-1}w`, :math:`w = \partial_\alpha g[\tau]`, and is
-  off by :math:`\|w - Hq\|/\mu` if q is taken for :math:`H^{-1}w`.
+  and :math:`\ell_\alpha\|\lambda - Hq\|/\mu`.
 
-The solver that finds q need not be trusted.
+The solver that finds q need not be trusted. Derivatives of activations are traced as the scalar functions that
+they are, so that each has its sharp constants.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from surefoot.calculus.adjoint.backward import backward
 from surefoot.calculus.adjoint.costates import costates
-from surefoot.calculus.adjoint.gradient import push
-from surefoot.calculus.forward import Pass
+from surefoot.calculus.forward import Pass, forward
+from surefoot.calculus.prepare import prepared
+from surefoot.domains import Region
 from surefoot.enclosure import constant, norm
+from surefoot.errors import SurefootError
+from surefoot.graph.nodes import Leaf, Node, Ref, Source, Spec
+from surefoot.graph.read import operations
+from surefoot.graph.structure import Graph, assemble
+from surefoot.graph.trace import quiet
 from surefoot.implicit.constants import BETA
-from surefoot.implicit.derived import Gradient, in_graph
 from surefoot.implicit.problem import Problem, Tensors
-from surefoot.implicit.solvers import inverse_product
 from surefoot.magnitude import Magnitude
-from surefoot.norms.hermitian import eigenvalue_bounds, times_power
-from surefoot.operations.pushing import Pushed
+from surefoot.norms.hermitian import times_power
+from surefoot.operations.captured import canonical
 from surefoot.scalar import Rounded
 
 _UP = 1 + 2.0**-40
+_aten: Any = torch.ops.aten
 
 
 @dataclass(frozen=True)
 class Minimum:
     """The gradient of an inner problem at computed minimisers, over a ball that contains the exact ones."""
 
-    problem: Problem  # the problem
-    values: Tensors  # its tensors
     beta: Tensor  # the computed minimisers, rows × size
     mu: float  # a lower bound on the strong convexity
+    hessian: Tensor  # at the computed minimisers, in doubles
     result: Pass  # the forward pass through the gradient, with centre values
     error: Magnitude  # a bound on the distance between the computed and the exact minimisers, all rows together
 
     @classmethod
     def of(cls, problem: Problem, values: Tensors, beta: Tensor, mu: float) -> Minimum:
         """The gradient at computed minimisers; refused if one of its operations has no rule."""
-        tensors = [constant(value, 1) for value in values]
-        gradient = Gradient.of(problem, tensors, [value.is_floating_point() for value in values], beta.device)
-        slope = gradient.result(gradient.around(beta, keep=True))
-        error = (norm(slope.value) + slope.error) / mu
-        return cls(problem, values, beta, mu, gradient.around(beta, error, keep=True, error=error), error)
+        graph = _gradient_graph(problem, values, beta.device)
+        at = dict(zip((*map(in_graph, problem.names), BETA), (*values, beta), strict=True))
+        variables = tuple(name for name, value in at.items() if value.is_floating_point())
+        region = Region(variables, tuple(((k,), math.inf) for k in range(len(variables))))
+        leaves = {name: constant(value, len(variables)) for name, value in {**graph.held, **at}.items()}
+        for k, name in enumerate(variables[:-1]):
+            leaves[name] = replace(leaves[name], lipschitz=_unit(variables, k), is_constant=False)
+        slope = forward(graph, leaves, region, keep=True).enclosures[graph.outputs[0]]
+        error, centre = (norm(slope.value) + slope.error) / mu, leaves[BETA]
+        leaves[BETA] = replace(
+            centre,
+            lipschitz=_unit(variables, len(variables) - 1),
+            is_constant=False,
+            bound=centre.bound + error,
+            peak=centre.peak + error,
+            spread=error,
+            error=error,
+        )
+        hessian = problem.hessian(beta.double(), values)
+        return cls(beta, mu, hessian, forward(graph, leaves, region, keep=True), error)
 
     def pulled(self, costate: Tensor) -> dict[str, Rounded] | None:
-        """A costate of the minimisers pulled back, by name of the tensor; ``None`` if nothing is proved."""
+        """A costate of the minimisers pulled back, by name in the graph; ``None`` if nothing is proved."""
         right = costate.reshape(self.beta.shape).double()
-        q = inverse_product(self.problem, self.beta, self.values, right)
+        q = torch.linalg.solve(self.hessian, right)
         size = float(torch.linalg.vector_norm(q))
         power = math.frexp(size)[1] + 1 if 0 < size < math.inf else 0
-        slopes = self._slopes(times_power(q, -power))
-        if slopes is None:
-            return None
-        left = norm(times_power(right, -power) - slopes[BETA].value) * _UP + norm(slopes[BETA].error)
-        lengths = self.result.enclosures[self.result.outputs[0]].lipschitz
-        pulled = {}
-        for k, name in enumerate(self.result.region.variables[:-1]):
-            error = norm(slopes[name].error) + lengths[k] * left / self.mu
-            value = times_power(-slopes[name].value, power)
-            pulled[name] = Rounded(value, torch.full_like(value, float(error * 2.0**power)))
-        return pulled
-
-    def _slopes(self, q: Tensor) -> dict[str, Rounded] | None:
-        """The gradient of ⟨q, g⟩ in all variables, for q of norm at most 1; errors are norms over all entries."""
-        at = backward(self.result, q)
+        seed = times_power(q, -power)
+        at = backward(self.result, seed)
         if at is None:
             return None
         at_nodes = costates(self.result, at)
         slopes = {}
         for name in self.result.region.variables:
-            value = self.result.enclosures[name].value
+            value, error = torch.zeros_like(self.result.enclosures[name].value), Magnitude.zero()
             if name in at_nodes:
-                slopes[name] = Rounded(at_nodes[name].value, value.new_full((), float(at_nodes[name].spread)))
-            else:
-                slopes[name] = Rounded.exact(torch.zeros_like(value))
-        return slopes
+                value, error = at_nodes[name].value, at_nodes[name].spread
+            slopes[name] = value, error
+        value, error = slopes.pop(BETA)
+        left = norm(times_power(right, -power) - value) * _UP + error
+        lengths = self.result.enclosures[self.result.outputs[0]].lipschitz
+        pulled = {}
+        for k, (name, (value, error)) in enumerate(slopes.items()):
+            total = (error + lengths[k] * left / self.mu) * 2.0**power
+            value = times_power(-value, power)
+            pulled[name] = Rounded(value, torch.full_like(value, float(total)))
+        return pulled
 
-    def pushed(self, tangents: Mapping[str, Tensor]) -> Pushed | None:
-        """The derivative of the minimisers along tangents of the tensors of the problem, by name."""
-        output = self.result.outputs[0]
-        moves = {in_graph(name): tangent.double() for name, tangent in tangents.items()}
-        slope = push(self.result, moves, output)
-        if slope is None:
-            return None
-        q = inverse_product(self.problem, self.beta, self.values, slope.value)
-        again = push(self.result, {BETA: q}, output)
-        if again is None:
-            return None
-        left = norm(slope.value - again.value) * _UP + slope.error + again.error
-        return Pushed(-q, left / self.mu)
 
-    def least_curvature(self) -> float:
-        """A lower bound on the eigenvalues of all Hessians over the ball; minus infinity if there is none.
+def in_graph(name: str) -> str:
+    """The name that a tensor of the problem has in the graph."""
+    return name.replace(".", "_")
 
-        H is computed column by column with errors; then the largest eigenvalue of cI - H is bounded, with c at
-        least the norm of H.
-        """
-        columns, wrong = [], Magnitude.zero()
-        for k in range(self.problem.size):
-            seed = torch.zeros_like(self.beta)
-            seed[:, k] = 2.0 ** -math.ceil(math.log2(len(seed)) / 2)
-            slopes = self._slopes(seed)
-            if slopes is None:
-                return -math.inf
-            columns.append(slopes[BETA].value / seed[0, k])
-            wrong = wrong + (norm(slopes[BETA].error) / float(seed[0, k])) ** 2
-        hessian = torch.stack(columns, dim=-1)
-        hessian = 0.5 * (hessian + hessian.mT)
-        top = float(torch.linalg.matrix_norm(hessian).max()) * 2
-        if not 0 < top < math.inf:
-            return -math.inf
-        shifted = top * torch.eye(self.problem.size, dtype=hessian.dtype, device=hessian.device) - hessian
-        rounded = 4 * self.problem.size * top * 2.0**-53
-        return top - float(eigenvalue_bounds(shifted).max()) - rounded - float(wrong.sqrt())
+
+def _unit(variables: tuple[str, ...], k: int) -> Magnitude:
+    """The Lipschitz constants of one variable."""
+    return Magnitude.of(np.eye(len(variables))[k])
+
+
+def _gradient_graph(problem: Problem, values: Tensors, device: torch.device) -> Graph:
+    """The graph of the gradient: leaves are the tensors of the problem by name, and ``beta``, rows × size."""
+    key = tuple((value.shape, value.dtype) for value in values)
+    if key not in problem.graphs:
+        problem.graphs[key] = _traced(problem, values, device)
+    graph: Graph = problem.graphs[key]
+    return graph
+
+
+def _traced(problem: Problem, values: Tensors, device: torch.device) -> Graph:
+    tensors = [torch.zeros_like(v, dtype=torch.float64 if v.is_floating_point() else v.dtype) for v in values]
+    beta = torch.zeros(problem.count(tensors), problem.size, dtype=torch.float64, device=device)
+
+    def gradient(beta: Tensor, *others: Tensor) -> Tensor:
+        return problem.gradient(beta, others)
+
+    try:
+        with quiet():
+            module = make_fx(torch.func.functionalize(gradient, remove="mutations"), _DERIVATIVES)(beta, *tensors)
+    except Exception as error:  # tracing raises many types; all mean the same to the user
+        raise SurefootError(f"the gradient of ζ cannot be traced: {error}") from None
+    leaves: dict[str, Leaf] = {}
+    at: dict[fx.Node, Any] = {}
+    names = (BETA, *map(in_graph, problem.names))
+    placeholders = module.graph.find_nodes(op="placeholder")
+    for placeholder, name, value in zip(placeholders, names, (beta, *tensors), strict=True):
+        leaves[name] = Leaf(name, name, Source.INPUT, Spec(tuple(value.shape), value.dtype))
+        at[placeholder] = Ref(name)
+    constants: dict[str, Tensor] = {}
+    for node in module.graph.find_nodes(op="get_attr"):
+        value = getattr(module, str(node.target))
+        leaves[node.name] = Leaf(node.name, node.name, Source.CONSTANT, Spec(tuple(value.shape), value.dtype))
+        constants[node.name], at[node] = value, Ref(node.name)
+    nodes = [_first_power(node) for node in operations(module, at, set(leaves))]
+    (output,) = module.graph.find_nodes(op="output")
+    result = fx.map_arg(output.args[0], lambda n: at[n])
+    return prepared(assemble(leaves, canonical(nodes), (result.name,), constants, {}))
+
+
+def _first_power(node: Node) -> Node:
+    """The identity in place of x¹, which is how the derivative of a square is traced."""
+    first = node.target is _aten.pow.Tensor_Scalar and node.args[1] == 1
+    return node.by(_aten.alias.default, args=node.args[:1]) if first else node
+
+
+def _softplus_backward(slope: Tensor, x: Tensor, beta: float, threshold: float) -> Tensor:
+    """The derivative of soft-plus; torch's function jumps at a threshold, noticeably below its default of 20."""
+    if threshold < 20:
+        raise SurefootError(f"soft-plus jumps at its threshold of {threshold:g}: leave it at 20, or raise it.")
+    return slope * torch.sigmoid(x * beta)
+
+
+# the arguments are the gradient of the result and the tensors that autograd saved
+_DERIVATIVES: dict[Any, Callable[..., Tensor]] = {
+    _aten.softplus_backward.default: _softplus_backward,
+    _aten.tanh_backward.default: lambda slope, y: slope * (1 - y * y),
+    _aten.sigmoid_backward.default: lambda slope, y: slope * (y * (1 - y)),
+    _aten.log_sigmoid_backward.default: lambda slope, x, buffer: slope * torch.sigmoid(-x),
+}

@@ -1,15 +1,8 @@
-r"""The model as a function :math:`f` of one vector :math:`u`, with its first two derivatives, on a set of vectors.
-
-Everything is a reverse pass: :math:`Df(u)^\top w` is the gradient of :math:`\langle w, f\rangle`; it is linear in
-:math:`w`, so its derivative in :math:`w` along v is :math:`Df(u)v`; the second derivative works in the same way.
-"""
+r"""The model as a function :math:`f` of one vector :math:`u`, with its derivatives, on a product of balls."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,93 +13,73 @@ from surefoot.graph import Graph
 from surefoot.graph.checks import differentiable_attention
 from surefoot.operations.evaluation import evaluate_in_double, fold_in_double
 
-_Factor = Callable[[float, float], float]
-
-# Points are kept this much inside the domain, so that rounding does not carry them out of it.
-_INSIDE = 1 - 2.0**-40
+_INSIDE = 1 - 2.0**-30  # points are this much inside the domain, so that rounding does not carry them out of it
+Objective = Callable[[Any], Tensor]
 
 
-@dataclass(frozen=True, eq=False)
 class Space:
-    r"""A product of balls :math:`\{u : \|u_g - c_g\|_2 \le r_g \text{ for every group } g\}`."""
+    r"""A product of balls :math:`\{u : \|u_g - c_g\|_2 \le r_g \text{ for every group } g\}`.
 
-    names: tuple[str, ...]  # the variable tensors, in their order in the vector
-    shapes: tuple[torch.Size, ...]  # their shapes
-    center: Tensor  # the vector :math:`c`
-    # positions in ``names`` that share a radius, with that radius
-    groups: tuple[tuple[tuple[int, ...], float], ...]
+    Args:
+        region: the variables and the groups that share a radius.
+        centers: the centres, by name.
+    """
 
-    @classmethod
-    def of(cls, region: Region, centers: Mapping[str, Tensor]) -> Space:
-        """The space of a region, with the centres of its variables by name."""
+    def __init__(self, region: Region, centers: Mapping[str, Tensor]) -> None:
         values = [centers[name].to(torch.float64) for name in region.variables]
-        flat = torch.cat([value.reshape(-1) for value in values])
-        return cls(region.variables, tuple(value.shape for value in values), flat, region.groups)
+        self.names, self._shapes = region.variables, [value.shape for value in values]
+        self._sizes = [value.numel() for value in values]
+        self.center = torch.cat([value.reshape(-1) for value in values])
+        group_of = {k: number for number, (members, _) in enumerate(region.groups) for k in members}
+        labels = torch.tensor([group_of[k] for k in range(len(values))], device=self.center.device)
+        self._group = labels.repeat_interleave(torch.tensor(self._sizes, device=labels.device))  # of each entry
+        self._radii = self.center.new_tensor([radius for _, radius in region.groups])
 
-    @cached_property
-    def radius(self) -> float:
-        """The largest radius: the scale of the domain."""
-        return max(radius for _, radius in self.groups)
+    @property
+    def is_point(self) -> bool:
+        return not bool(self._radii.any())
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
         """The variables by name, as views of a vector."""
-        parts = zip(self.names, vector.split([shape.numel() for shape in self.shapes]), self.shapes, strict=True)
+        parts = zip(self.names, vector.split(self._sizes), self._shapes, strict=True)
         return {name: part.reshape(shape) for name, part, shape in parts}
-
-    def project(self, vector: Tensor) -> Tensor:
-        """The nearest point of the domain, slightly inside it."""
-        return self.center + self._per_group(
-            vector - self.center, lambda size, radius: min(1.0, _ratio(radius * _INSIDE, size))
-        )
 
     def ascend(self, vector: Tensor, gradient: Tensor, step: float) -> Tensor:
         """The projection of a step along the gradient; its length in every group is ``step`` times the radius."""
-        return self.project(vector + self._per_group(gradient, lambda size, radius: _ratio(step * radius, size)))
+        away = vector + self._of_length(gradient, step) - self.center
+        return self.center + torch.where(self._lengths(away) > self._reach, self._of_length(away, _INSIDE), away)
 
     def random(self, generator: torch.Generator, fraction: float = 1.0) -> Tensor:
         """A random point at a fraction of the radius from the centre in every group."""
         noise = torch.randn(self.center.shape, dtype=torch.float64, generator=generator).to(self.center.device)
-        return self.project(
-            self.center + self._per_group(noise, lambda size, radius: _ratio(fraction * radius, size))
-        )
+        return self.center + self._of_length(noise, fraction * _INSIDE)
 
-    def _per_group(self, vector: Tensor, factor: _Factor) -> Tensor:
-        """The vector with the part in every group scaled by a function of its norm and the group's radius."""
-        parts = list(vector.split([shape.numel() for shape in self.shapes]))
-        for members, radius in self.groups:
-            size = math.hypot(*(float(torch.linalg.vector_norm(parts[k])) for k in members))
-            scale = factor(size, radius)
-            for k in members:
-                parts[k] = parts[k] * scale
-        return torch.cat(parts)
+    @property
+    def _reach(self) -> Tensor:
+        return _INSIDE * self._radii[self._group]
 
+    def _lengths(self, vector: Tensor) -> Tensor:
+        """For each entry the norm of the part of the vector in its group."""
+        squares = torch.zeros_like(self._radii).index_add(0, self._group, vector * vector)
+        return squares.sqrt()[self._group]
 
-def _ratio(norm: float, size: float) -> float:
-    """The factor that gives a vector of norm ``size`` the norm ``norm``; zero stays zero."""
-    return norm / size if size > 0 else 0.0
-
-
-def unit(vector: Tensor) -> Tensor:
-    """The vector divided by its norm; zero stays zero."""
-    size = torch.linalg.vector_norm(vector)
-    return vector / size if bool(size > 0) else vector
-
-
-def flat(values: Sequence[Tensor]) -> Tensor:
-    """Tensors side by side in one vector."""
-    return torch.cat([value.reshape(-1) for value in values])
-
-
-Objective = Callable[[Any], Tensor]
+    def _of_length(self, vector: Tensor, fraction: float) -> Tensor:
+        """The vector with parts of this fraction of the radius; parts that are zero stay so."""
+        lengths = self._lengths(vector)
+        return torch.where(lengths > 0, vector * (fraction * self._radii[self._group] / lengths), 0.0)
 
 
 class Function:
     """A captured graph in double precision as a map from a vector to the vector of all its outputs.
 
-    Batch statistics are computed and never stored, as a graph passes no running statistics. ``fixed`` are values
-    of the leaves that do not vary, by name; the objective maps the outputs, a tensor or a tuple of several, to a
-    number. ``spent`` counts the work in gradients: half a gradient for each pass, and twice as much for each pass
-    through a derivative.
+    Args:
+        graph: of the model; batch statistics are computed and never stored.
+        fixed: values of the leaves that do not vary, by name.
+        space: of the vectors.
+        objective: maps the outputs, a tensor or a tuple of several, to a number.
+
+    Attributes:
+        spent: the work so far in gradients: half a gradient for each pass, twice as much for each derivative.
     """
 
     def __init__(
@@ -121,17 +94,17 @@ class Function:
         """The outputs at a point as one vector, differentiable."""
         with differentiable_attention():
             outputs = evaluate_in_double(self._graph, {**self._fixed, **self._space.split(point)})
-        if self._objective is None:
-            return flat([output for output in outputs if output.is_floating_point()])
-        return self._objective(outputs[0] if len(outputs) == 1 else outputs).reshape(-1)
+        if self._objective is not None:
+            return self._objective(outputs[0] if len(outputs) == 1 else outputs).reshape(-1)
+        return torch.cat([output.reshape(-1) for output in outputs if output.is_floating_point()])
 
-    def at(self, point: Tensor) -> Expansion:
+    def at(self, point: Tensor) -> Derivatives:
         """The function near a point."""
-        return Expansion(self, point)
+        return Derivatives(self, point)
 
 
-class Expansion:
-    """Value and derivatives of a function at a point."""
+class Derivatives:
+    """Those of a function at a point, all of them by reverse passes."""
 
     def __init__(self, function: Function, point: Tensor) -> None:
         self._function = function
@@ -141,47 +114,27 @@ class Expansion:
             self._output = function(self._point)
         self.value = self._output.detach()
 
-    def pull(self, w: Tensor) -> Tensor:
-        r""":math:`Df(u)^\top w`."""
-        self._function.spent += 0.5
-        return gradient(self._output, self._point, w)
+    def along(self, w: Tensor | None, *directions: Tensor) -> Tensor:
+        r""":math:`D^{k+1}\langle w, f\rangle[v_1, …, v_k, \cdot]`; without w, :math:`D^kf[v_1, …, v_k]`.
 
-    def push(self, v: Tensor) -> Tensor:
-        r""":math:`Df(u)v`."""
-        self._function.spent += 1.0
-        w = torch.zeros_like(self.value).requires_grad_()
-        return gradient(self._slope(w), w, v)
-
-    def bend(self, w: Tensor, v: Tensor) -> Tensor:
-        r""":math:`D^2\langle w, f\rangle(u)\,v`."""
-        self._function.spent += 1.0
-        return gradient(self._slope(w), self._point, v)
-
-    def bend_twice(self, v: Tensor) -> Tensor:
-        r""":math:`D^2f(u)[v, v]`."""
-        self._function.spent += 3.0
-        w = torch.zeros_like(self.value).requires_grad_()
-        return gradient(gradient(self._slope(w), self._point, v, again=True), w, v)
-
-    def twist(self, w: Tensor, v: Tensor) -> Tensor:
-        r"""The gradient of :math:`u \mapsto \langle w, D^2f(u)[v, v]\rangle`."""
-        self._function.spent += 3.0
-        return gradient(gradient(self._slope(w), self._point, v, again=True), self._point, v)
-
-    def _slope(self, w: Tensor) -> Tensor:
-        self._function.spent += 0.5
-        return gradient(self._output, self._point, w, again=True)
+        The gradient of ⟨w, f⟩ is linear in w, so that its derivative in w along v is :math:`Df\,v`; and so on.
+        """
+        self._function.spent += 2.0 ** len(directions) - 0.5
+        dual = torch.zeros_like(self.value).requires_grad_() if w is None else w
+        slope = _gradient(self._output, self._point, dual, again=bool(directions))
+        for left, v in zip(reversed(range(len(directions))), directions, strict=True):
+            slope = _gradient(slope, self._point if left or w is not None else dual, v, again=left > 0)
+        return slope
 
 
-def gradient(output: Tensor, argument: Tensor, weight: Tensor, *, again: bool = False) -> Tensor:
+def _gradient(output: Tensor, argument: Tensor, weight: Tensor, *, again: bool) -> Tensor:
     """The gradient of ⟨weight, output⟩ in the argument; zero where nothing depends on it."""
     if not output.requires_grad:
         return torch.zeros_like(argument)
+    options = {"retain_graph": True, "create_graph": again, "allow_unused": True}
     try:
         with differentiable_attention():
-            (slope,) = torch.autograd.grad(
-                output, argument, weight, retain_graph=True, create_graph=again, allow_unused=True
-            )
+            (slope,) = torch.autograd.grad(output, argument, weight, **options)
     except RuntimeError as error:
         # Some backward kernels have no derivative; then differences of gradients show the curvature.
         if "is not implemented" not in str(error):

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.enclosure import Elsewhere, Enclosure, once, row_norms
+from surefoot.enclosure import Enclosure, once, row_norms
 from surefoot.graph.structure import Node
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.norms import spectral_norm
@@ -260,8 +260,6 @@ def bilinear(call: Call) -> Bounds:
 
 def _longest_row(e: Enclosure, count: int) -> Magnitude:
     """The largest norm of a row along the last dimension."""
-    if isinstance(e, Elsewhere):
-        return minimum(e.bound, e.longest)
     if not isinstance(e.value, torch.Tensor) or count == 0:
         return e.bound if count else ZERO
     return minimum(e.bound, row_norms(e.value.reshape(count, -1)).max() + e.longest_move(len(e.shape) > 1))

@@ -1,8 +1,7 @@
 """Optimizers whose steps rest on a proof.
 
 * ``base``: :class:`GuaranteedOptimizer`: steps and their records; ``known_function``: values, gradients, whether
-  the function is the same; ``held_parameters``: groups, steps that happen or do not, resuming; ``laid_out``:
-  what is saved where each process has a part of the weights.
+  the function is the same; ``held_parameters``: groups, steps that happen or do not, resuming.
 * ``evaluation``: the loss of the live model and its gradient.
 * ``record``: what is remembered of a step, and the anytime bound on the gradient.
 * ``watch``: whether data, weights and function are those of the last step.
@@ -19,7 +18,7 @@
 * ``proved_epochs``: :class:`ProvedEpochs`; ``burst_keeping``: bursts kept or undone; ``burst_training``: their
   mini-batch steps; ``pace``: their learning rate; ``tail``: the last steps, on all data; ``all_data``: the value
   that decides; ``burst_ledger``: what became of them; ``bursts``: records, states, batches; ``joint``:
-  mini-batches of several processes; ``sharded_batches``: of those that have a part of the weights each.
+  mini-batches of several processes.
 * ``second_order``: :class:`GaussNewton` and :class:`Newton`; ``damped``: what they share; ``forcing``: how
   exactly they solve; ``trust_region``: damping by the length of steps;
   ``preconditioning``: whether their conjugate gradients are preconditioned.

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.graph.guard import Guard
-from surefoot.graph.outline import Outline
 from surefoot.objectives import Objective
 from surefoot.optim.bursts import evaluating
 from surefoot.optim.evaluation import outputs_of, weighed
@@ -39,7 +38,6 @@ class AllData:
         objective: a loss without targets.
         data: batches ``(x, y)``, the same in every pass.
         processes: those that share the data, which evaluate at the same time.
-        outline: of the model, if its weights lie with them.
 
     Attributes:
         work: of all passes so far.
@@ -48,15 +46,9 @@ class AllData:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        objective: Objective,
-        data: Iterable[Any],
-        processes: Processes | None,
-        outline: Outline | None = None,
+        self, model: nn.Module, objective: Objective, data: Iterable[Any], processes: Processes | None
     ) -> None:
         self.model, self.objective, self.data, self.processes = model, objective, data, processes
-        self.outline = outline
         self.work = 0.0
         self.summon: Callable[[bool], object] | None = None
         self.changed = False
@@ -84,25 +76,21 @@ class AllData:
 
     def pass_here(self, slopes: bool) -> Streamed:
         """The same, for a process that takes part."""
-        plainly = slopes and self.outline is None
-        self.work += (_SLOPES if slopes else _EVALUATION) + (0.0 if plainly else _ANEW * self._moved)
+        self.work += (_SLOPES if slopes else _EVALUATION) + (0.0 if slopes else _ANEW * self._moved)
         with evaluating(self.model):
-            if plainly:
+            if slopes:
                 return self._sloping()
-            outline = self.outline = self.outline and self.outline.refreshed()
-            model = self.model if outline is None else outline.plain
-            if self._valuer is None or (outline is not None and self._valuer.model is not model):
-                self._valuer = StreamedValuer(model, self.data, self.objective, self.processes)
+            if self._valuer is None:
+                self._valuer = StreamedValuer(self.model, self.data, self.objective, self.processes)
             elif self._moved or not self._holds:  # maybe another graph, of the same data
                 self._valuer = self._valuer.anew()
             self._buffers = [buffer.clone() for buffer in self.model.buffers()]
-            weights = None if outline is None else outline.weights()
-            found = self._valuer.evaluate(weights, derivatives=slopes, proved=not slopes)
+            found = self._valuer.evaluate()
             functions, before = self._valuer.functions, self._functions
             self.changed = any(functions[kind] != before.get(kind, functions[kind]) for kind in functions)
             self._functions = functions
             if not self._holds:
-                self._guard = Guard(model)
+                self._guard = Guard(self.model)
             return found
 
     @property
@@ -110,7 +98,7 @@ class AllData:
         """Whether nothing that the model reads, but parameters and buffers, was touched since the last evaluation;
         to be asked in evaluation mode.
         """
-        return self.outline is not None or (self._guard is not None and self._guard.holds())
+        return self._guard is not None and self._guard.holds()
 
     def disturbed(self) -> bool:
         """Whether the model may compute another function of weights and buffers than at the last evaluation."""

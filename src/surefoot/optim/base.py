@@ -11,8 +11,6 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from surefoot.graph.checks import check_model, plainly, unwrapped
-from surefoot.graph.held_parts import HeldParts
-from surefoot.graph.sharded import Sharded
 from surefoot.objectives import Objective, Regularizer, Ridge
 from surefoot.optim.evaluation import Closure, OptimizerError, check_objective
 from surefoot.optim.known_function import KnownFunction
@@ -23,7 +21,7 @@ from surefoot.optim.watch import Fingerprint, Watch
 from surefoot.theorems.deciding import Method
 from surefoot.theorems.record import Convergence
 from surefoot.theorems.waiting import proved_from_here
-from surefoot.torch_private import hooked, is_sharded
+from surefoot.torch_private import hooked
 
 Parameters = Iterable[Tensor] | Iterable[dict[str, Any]]
 
@@ -37,8 +35,7 @@ class GuaranteedOptimizer(KnownFunction):
     one that was used stands in the history.
 
     Args:
-        model: the network. If its weights lie with several processes (``fully_shard``, DTensor), and only then,
-            a plain copy of it is optimised and written back into the shards after each step.
+        model: the network.
         objective: a loss without targets, such as ``surefoot.CrossEntropy()``; the targets come with each step.
         regularizer: a function of the parameters that is added to the loss, or ``None``.
         params: the parameters that are optimised, or parameter groups; all that are trainable by default. What is
@@ -73,7 +70,6 @@ class GuaranteedOptimizer(KnownFunction):
         until: Literal["proved"] | None = None,
         progress: Callable[[StepRecord], object] | None = None,
         defaults: Mapping[str, Any] | None = None,
-        parts: HeldParts | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(
@@ -81,9 +77,7 @@ class GuaranteedOptimizer(KnownFunction):
                 f"{type(self).__name__}(model, surefoot.CrossEntropy()), and params=... for a part of its "
                 f"parameters. Got {type(model).__name__}"
             )
-        self.parts = parts
-        self._sharded = parts or (Sharded(model) if is_sharded(model) else None)
-        model = unwrapped(model) if self._sharded is None else self._sharded.plain
+        model = unwrapped(model)
         objective = check_objective(objective, "the data, step(x, y)")
         if lower is None:
             lower = 0.0 if objective.nonnegative else -math.inf
@@ -110,8 +104,6 @@ class GuaranteedOptimizer(KnownFunction):
         chosen: Any = params
         if params is None:
             chosen = [value for value in model.parameters() if value.requires_grad]
-        elif self._sharded is not None:
-            chosen = self._sharded.stand_ins(params)
         super().__init__(chosen, dict(defaults or {}))
 
     def advance(self, x: Any, y: Any, closure: Closure | None) -> StepRecord:
@@ -134,16 +126,13 @@ class GuaranteedOptimizer(KnownFunction):
             OptimizerError: if the step cannot be taken. The parameters are as before.
         """
         self.check_data(x, y)
-        if not self.history and self._sharded is None:
+        if not self.history:
             check_model(self.model)
-        self.gather()
         with self._looking() as reset, self.unchanged_on_error(), self._others_constant():
             if self._is_done(x, y, reset):
                 return self.history[-1].loss
             record = self.advance(x, y, closure)
             self._append(record, "the function" if self.changed else "the weights" if reset else "")
-            if self._sharded is not None:
-                self._sharded.write()
         if self.until is not None:
             with self._others_constant():
                 self.convergence = proved_from_here(
@@ -161,7 +150,7 @@ class GuaranteedOptimizer(KnownFunction):
         self.quiet = held == self._held and self.watch.undisturbed(options)
         self._held, quiet = held, self.quiet
         try:
-            reset = self._anywhere(not quiet and self.watch.weights_changed(self.model))
+            reset = not quiet and self.watch.weights_changed(self.model)
             self.changed = not quiet and self.look_around()
             if not quiet:
                 self.watch.guard(self.model)
@@ -172,12 +161,6 @@ class GuaranteedOptimizer(KnownFunction):
         finally:
             self.quiet = False
         self.watch.leave(self.model, self.changed, options, quiet=quiet and not self.changed)
-
-    def _anywhere(self, changed: bool) -> bool:
-        """Whether something holds here or, where each process holds parts of the weights, on one of them."""
-        if self.parts is None or self.processes is None:
-            return changed
-        return any(self.processes.gathered(lambda: changed))
 
     def _is_done(self, x: Any, y: Any, reset: bool) -> bool:
         """Whether convergence from the present weights, on these data, is proved."""

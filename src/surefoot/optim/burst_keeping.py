@@ -137,7 +137,7 @@ class BurstKeeper:
     def _is_live(self) -> bool:
         """Whether the model is still what was kept last."""
         kept = None if self.value is None else self._kept
-        return kept is not None and self.training.batches.agreed(kept.is_live())
+        return kept is not None and kept.is_live()
 
     def _standing(self) -> tuple[Snapshot, Evaluation]:
         assert self._kept is not None

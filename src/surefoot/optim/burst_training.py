@@ -17,7 +17,6 @@ from surefoot.optim.evaluation import OptimizerError, outputs_of
 from surefoot.optim.joint import NumberedBatches
 from surefoot.optim.pace import Pace, Verdict, best_rate
 from surefoot.optim.vectors import held_by
-from surefoot.torch_private import part_here
 
 _FORWARD = 1 / 3  # the work of a forward pass, over that of a gradient
 _FEW, _PART = (2, 4), 0.2  # mini-batches of a trial of a rate, and of what judges it: least, most, part of all
@@ -74,7 +73,7 @@ class BurstTraining:
     @property
     def parameters(self) -> list[Tensor]:
         """The same, as far as this process has it."""
-        return [part_here(value) for value in self.moved]
+        return [value.detach() for value in self.moved]
 
     def set_rate(self, rate: float) -> None:
         """Give the optimizer a rate, every group in its ratio."""

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from surefoot.batches import are_all, refuse_random_samples, regrouped, samples_of, tensors_of
-from surefoot.torch_private import moved_together, part_here, sharded_modules
+from surefoot.torch_private import moved_together
 
 _LARGER = 8  # how many batches of training make one of passes over all data, unless samples are large
 _BYTES, _TOKEN = 2**22, 512  # of the inputs of such a batch, at the most; of a whole number, which stands for many
@@ -61,9 +61,7 @@ class BurstRecord:
 
 
 class Snapshot:
-    """Parameters and buffers of a model and the state of an optimizer, to go back to, bit by bit; those parts that
-    this process has.
-    """
+    """Parameters and buffers of a model and the state of an optimizer, to go back to, bit by bit."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
         self.model, self.optimizer = model, optimizer
@@ -88,9 +86,7 @@ class Snapshot:
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    for module in sharded_modules(model):
-        module.reshard()  # after a forward pass some keep whole weights
-    return {name: part_here(value) for name, value in (*model.named_parameters(), *model.named_buffers())}
+    return {name: value.detach() for name, value in (*model.named_parameters(), *model.named_buffers())}
 
 
 class Average:
@@ -182,10 +178,6 @@ class EndlessBatches:
         """Begin a new pass, unless the last one has just ended."""
         if self._drawn % self.per_epoch:
             self._stream, self._drawn = self._forever(), 0
-
-    def agreed(self, holds: bool) -> bool:
-        """Whether something holds on all processes that train, each its part of the parameters."""
-        return holds
 
     def length(self, parts: Sequence[Tensor]) -> float:
         """The norm of all parameters, or of what is of their shapes."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -23,9 +22,9 @@ from surefoot.optim.evaluation import check_slope, loss_of, number
 from surefoot.optim.limited_memory import LimitedMemory
 from surefoot.optim.point import Batch, Data, Function, Point, Stream, Turns
 from surefoot.optim.record import StepRecord
-from surefoot.optim.shards import Parts, Shards
+from surefoot.optim.shards import Shards
 from surefoot.optim.stored import resolution
-from surefoot.optim.vectors import Kinds, held_by
+from surefoot.optim.vectors import held_by
 from surefoot.optim.watch import same_tensors
 from surefoot.optim.wolfe import Found, search
 from surefoot.oracles.problem import Problem
@@ -104,19 +103,7 @@ class ByEvaluation:
         if self.processes is None:
             return self._advanced(x, y, closure)
         shards = self._shards(x, y, closure, self.processes)
-        if isinstance(shards, Parts):
-            self._agree(self.processes)
-            return self._advanced(x, y, closure)
         return shards.step(self.owner.trainable, lambda: self._advanced(x, y, closure))
-
-    def _agree(self, processes: Processes) -> None:
-        """Where each process has its parts of vectors, directions that are not of the same steps are forgotten."""
-
-        marks = zlib.crc32(repr((self.direction.marks, self._fallback.marks)).encode())
-        device = next(iter(self.owner.trainable.values())).device
-        if len(set(processes.announced(marks, device))) > 1:
-            self.direction.forget()
-            self._fallback.forget()
 
     def _advanced(self, x: Any, y: Any, closure: Closure | None) -> StepRecord:
         owner = self.owner
@@ -165,11 +152,8 @@ class ByEvaluation:
         )
 
     def _refuse_slopes(self, slopes: Mapping[str, Tensor], loss: float) -> None:
-        def check() -> None:
-            for name, slope in slopes.items():
-                check_slope(name, slope, loss)
-
-        check() if self.owner.parts is None or self.processes is None else self.processes.together(check)
+        for name, slope in slopes.items():
+            check_slope(name, slope, loss)
 
     def value(self, x: Any, y: Any) -> float:
         """The objective at the present weights."""
@@ -177,7 +161,7 @@ class ByEvaluation:
         if self.processes is not None:
             shards = self._shards(x, y, None, self.processes)
             assert self._function is not None
-            value = shards.valuer.evaluate(shards.readable(owner.trainable)).evaluation.value
+            value = shards.valuer.evaluate(owner.trainable).evaluation.value
             return value + self._function[1].penalty(owner.trainable)[0]
         if is_loader(x):
             return self._function_of_all(x).at(owner.trainable).value
@@ -191,7 +175,7 @@ class ByEvaluation:
         assert self._function is not None
         return self._function[1]
 
-    def _shards(self, x: Any, y: Any, closure: Closure | None, processes: Processes) -> Shards | Parts:
+    def _shards(self, x: Any, y: Any, closure: Closure | None, processes: Processes) -> Shards:
         """The objective of the data of all processes; made anew on all where one has others, or another model."""
         owner = self.owner
 
@@ -216,15 +200,12 @@ class ByEvaluation:
             owner.forget()
         if self._function is None or any(other for _, other, _ in found):
             loader = x if is_loader(x) else [(x, y)] if len(y) else []
-            valuer = processes.together(lambda: StreamedValuer(owner.readable, loader, owner.objective, processes))
-            parts = owner.parts
-            self._keep(
-                key, Shards(valuer, self._turns, processes) if parts is None else Parts(valuer, self._turns, parts)
-            )
+            valuer = processes.together(lambda: StreamedValuer(owner.model, loader, owner.objective, processes))
+            self._keep(key, Shards(valuer, self._turns, processes))
             self._loader = x
         assert self._function is not None
         shards = self._function[1].data
-        assert isinstance(shards, Shards | Parts)
+        assert isinstance(shards, Shards)
         return shards
 
     def _function_of(self, x: Any, y: Any, closure: Closure | None) -> Function:
@@ -254,9 +235,7 @@ class ByEvaluation:
 
     def _keep(self, key: tuple[str, Graph | None], data: Data) -> None:
         """From now on the function is the loss of these data plus the regulariser."""
-        weights = self.owner.trainable
-        layout = data.layout(weights) if isinstance(data, Parts) else None
-        self._function, self._point = (key, Function(data, self.owner.regularizer, weights, layout)), None
+        self._function, self._point = (key, Function(data, self.owner.regularizer, self.owner.trainable)), None
 
     def _problem(self) -> Problem:
         """The linearised problem at the present weights."""
@@ -280,7 +259,7 @@ class ByEvaluation:
         kept = self._point
         if kept is not None and kept.function is function:
             same = self.owner.quiet or same_tensors(_detached(weights), kept.weights)
-            here = function.layout.everywhere(same)
+            here = same
         else:
             here = False
         if not here:
@@ -403,23 +382,12 @@ class ByEvaluation:
 
     def state(self) -> dict[str, Any]:
         """What directions are made of."""
-        own = {"directions": self.direction.state(), "fallback": self._fallback.state(), "stalls": self._stalls}
-        return own if self.owner.parts is None else {**own, "part": self.owner.parts.part}
-
-    def vectors(self) -> Kinds:
-        """Where the state holds vectors in parts."""
-        if self.owner.parts is None:
-            return {}
-        places = self.owner.parts.outline.places
-        found = self.direction.vectors(sum(places[name].numel for name in self.owner.trainable))
-        return {("directions", *path): kind for path, kind in found.items()}
+        return {"directions": self.direction.state(), "fallback": self._fallback.state(), "stalls": self._stalls}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take it back; of other parts of vectors nothing but how many steps were not taken."""
+        """Take it back."""
         self.forget()
         self._stalls = state["stalls"]
-        if state.get("part") != (self.owner.parts and self.owner.parts.part):
-            return
         self.direction.load(state["directions"])
         self._fallback.load(state["fallback"])
 
@@ -451,10 +419,7 @@ def _direction(chosen: Any, owner: GuaranteedOptimizer) -> Direction:
         held = set(map(id, held_by(chosen)))
         strangers = [name for name, value in owner.trainable.items() if id(value) not in held]
         if strangers:
-            raise ValueError(
-                f"{type(chosen).__name__} does not hold '{strangers[0]}': give it model.parameters(), or pass the "
-                "class if weights are sharded"
-            )
+            raise ValueError(f"{type(chosen).__name__} does not hold '{strangers[0]}': give it model.parameters()")
         return Proposed(chosen, owner)
     if callable(chosen) and not isinstance(chosen, str | type):
         return Chosen(chosen)

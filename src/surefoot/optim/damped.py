@@ -21,8 +21,6 @@ from surefoot.chain.autodiff import Autodiff
 from surefoot.domains import Ball
 from surefoot.errors import EvaluationError, SurefootError
 from surefoot.graph.checks import is_loader
-from surefoot.graph.held_parts import HeldParts
-from surefoot.graph.outline import Outline
 from surefoot.objectives import Objective, Ridge
 from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError
 from surefoot.optim.forcing import Forcing, relaxed
@@ -33,7 +31,6 @@ from surefoot.optim.trust_region import next_radius, on_ball
 from surefoot.oracles.problem import OracleError, Problem, Step
 from surefoot.oracles.search_along import armijo
 from surefoot.processes import Processes
-from surefoot.torch_private import is_sharded
 
 Damping = Literal["adapted", "trust_region", "certified"] | float
 Solver = Callable[[float], Step]
@@ -80,10 +77,7 @@ class SecondOrder(GuaranteedOptimizer):
         kappa: the first κ where it is adapted.
         group: a process group of ``torch.distributed`` whose processes have the same model and a part of the data
             each, none at all allowed: ``step`` is then called by all of them, on the objective of all samples
-            together. Process 0 decides; weights, history and state are the same on all. Where weights lie with
-            these processes, none has them whole, unless the damping is certified, the method is ``"dual_gram"``,
-            or ``params`` are given.
-        gathers: whether the method reads all weights at once, wherever they lie.
+            together. Process 0 decides; weights, history and state are the same on all.
         options: ``regularizer``, ``params``, ``lower``, ``until``, ``progress``; see :class:`GuaranteedOptimizer`.
 
     With a loader, ``step(loader)``, and with a group the objective is that of all data
@@ -102,7 +96,6 @@ class SecondOrder(GuaranteedOptimizer):
         line_search: Literal["armijo"] | None = None,
         kappa: float = 1.0,
         group: Any = None,
-        gathers: bool = False,
         **options: Any,
     ) -> None:
         is_number = isinstance(damping, int | float) and not isinstance(damping, bool)
@@ -119,9 +112,7 @@ class SecondOrder(GuaranteedOptimizer):
             raise ValueError(f"kappa is a positive number, got {kappa!r}")
         if group is not None and options.get("until") is not None:
             raise ValueError("with a group there is no until='proved', which is about the data of one process")
-        shared = group is not None and is_sharded(model) and not gathers and damping != "certified"
-        outline = Outline.of(model, group) if shared and options.get("params") is None else None
-        super().__init__(model, objective, parts=None if outline is None else HeldParts(outline), **options)
+        super().__init__(model, objective, **options)
         self.damping, self.line_search = damping, line_search
         self.kappa = float(damping) if is_number else float(kappa)
         self._ball = MovingBall(_START)
@@ -131,7 +122,7 @@ class SecondOrder(GuaranteedOptimizer):
         self._ahead: Autodiff | None = None  # its passes at the weights that it left
         self._read: list[Tensor] = []  # copies of what they read: PyTorch does not count what NumPy writes
         self._again = False  # whether a step is on the data of the last one, so that these are kept
-        self.processes = None if group is None else Processes(group) if outline is None else outline.processes
+        self.processes = None if group is None else Processes(group)
 
     @property
     def adapts(self) -> bool:
@@ -186,8 +177,6 @@ class SecondOrder(GuaranteedOptimizer):
             self.changed = True
             self.forget()
         name = "".join(part for part, _ in told)[:64]
-        if self.parts is not None:
-            return self._advanced(problem, problem.value, name, x, y)
         record, state = processes.led(
             lambda: (self._advanced(problem, problem.value, name, x, y, pieces), self.extra_state()),
             lambda word: pieces.serve(word) if pieces is not None and _is_asked(word) else problem.serve(word),
@@ -201,7 +190,6 @@ class SecondOrder(GuaranteedOptimizer):
         """The objective at the present parameters, without derivatives; of all data, if they come in pieces."""
         if self.processes is None and not is_loader(x):
             return super().value(x, y, closure)
-        self.gather()
         return self._problem(x, y).value
 
     def _problem(self, x: Any, y: Any) -> Problem:
@@ -210,8 +198,7 @@ class SecondOrder(GuaranteedOptimizer):
         def read() -> Chain:
             if self.quiet and self._chain is not None and self.watch.same_graph(x) is self._chain.graph:
                 return self._chain
-            model = self.model if self.parts is None else self.parts.outline
-            chain = Chain(model, [] if self.processes is not None and y is not None and not len(y) else x)
+            chain = Chain(self.model, [] if self.processes is not None and y is not None and not len(y) else x)
             if chain.graph.nodes:
                 self.graph(x if chain.batches is None else chain.inputs, chain.graph)  # notices another function
             return chain

@@ -8,17 +8,13 @@ from typing import Any, Literal
 from torch import nn
 
 from surefoot.graph.checks import is_loader
-from surefoot.graph.held_parts import HeldParts
-from surefoot.graph.outline import Outline
 from surefoot.objectives import Objective, Regularizer, Ridge
 from surefoot.optim.ahead import AHEAD, Ahead
 from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError, Parameters
-from surefoot.optim.by_evaluation import NAMED, ByEvaluation
+from surefoot.optim.by_evaluation import ByEvaluation
 from surefoot.optim.evaluation import explained
 from surefoot.optim.record import StepRecord
-from surefoot.optim.vectors import Kinds
 from surefoot.processes import Processes
-from surefoot.torch_private import is_sharded
 
 
 class CertifiedDescent(GuaranteedOptimizer):
@@ -68,9 +64,7 @@ class CertifiedDescent(GuaranteedOptimizer):
         group: a process group of ``torch.distributed`` whose processes have the same model and a part of the data
             each, none at all allowed: ``step`` is then called by all of them, on the objective of all samples
             together. Process 0 decides (:mod:`surefoot.optim.shards`), and has the gradient in ``.grad``.
-            ``processes.sent`` counts the bytes that cross. Where weights lie with these processes and the
-            direction is one of those named above but the last, each keeps its parts of weights, gradient and
-            directions, and no process has them whole.
+            ``processes.sent`` counts the bytes that cross.
 
     >>> _ = torch.manual_seed(0)
     >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2)).double()
@@ -123,15 +117,10 @@ class CertifiedDescent(GuaranteedOptimizer):
                 "direction but 'gauss_newton': the others are about the data of one process"
             )
         options: dict[str, Any] = {"regularizer": regularizer, "params": params, "lower": lower, "until": until}
-        named = group is not None and is_sharded(model) and (direction is None or str(direction) in NAMED)
-        outline = Outline.of(model, group) if named else None
-        parts = None if outline is None else HeldParts(outline)
-        super().__init__(model, objective, progress=progress, parts=parts, **options)
+        super().__init__(model, objective, progress=progress, **options)
         if group is not None and not self.objective.takes_targets:
             raise ValueError("with a group, the objective is a mean over samples with targets")
         self.proof, self.processes = proof, None if group is None else Processes(group)
-        if outline is not None:
-            self.processes = outline.processes
         self._method: ByEvaluation | Ahead = (
             ByEvaluation(self, "lbfgs" if direction is None else direction, self.processes)
             if proof == "evaluation"
@@ -162,7 +151,6 @@ class CertifiedDescent(GuaranteedOptimizer):
         """The objective at the present parameters; where it is evaluated for proofs, in double precision too."""
         if isinstance(self._method, Ahead):
             return super().value(x, y, closure)
-        self.gather()
         return self._method.value(x, y)
 
     def extra_state(self) -> dict[str, Any]:
@@ -172,10 +160,6 @@ class CertifiedDescent(GuaranteedOptimizer):
     def load_extra_state(self, state: dict[str, Any]) -> None:
         """Take back what :meth:`extra_state` gave; norms of layers are computed anew."""
         self._method.load(state)
-
-    def vectors(self) -> Kinds:
-        """Those that directions are made of."""
-        return self._method.vectors() if isinstance(self._method, ByEvaluation) else {}
 
     @property
     def guarantee(self) -> str:

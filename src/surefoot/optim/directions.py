@@ -15,7 +15,7 @@ from torch import Tensor
 
 from surefoot.optim.forcing import Forcing, relaxed
 from surefoot.optim.point import Point
-from surefoot.optim.vectors import Kinds, Tensors
+from surefoot.optim.vectors import Tensors
 from surefoot.oracles.geodesic import accelerated
 from surefoot.oracles.primal import LOOSE
 from surefoot.oracles.problem import Problem, check_tolerance
@@ -43,13 +43,6 @@ class Direction(Protocol):
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take it back."""
-
-    def vectors(self, count: int) -> Kinds:
-        """Where vectors of so many parameters stand in the state, if they are there."""
-
-    @property
-    def marks(self) -> tuple[Any, ...]:
-        """A few numbers that are the same where the same steps were learnt."""
 
 
 class Owner(Protocol):
@@ -93,15 +86,6 @@ class Gradient:
     def load(self, state: Mapping[str, Any]) -> None:
         """Take it back."""
         self._length = state["length"]
-
-    def vectors(self, count: int) -> Kinds:
-        """None."""
-        return {}
-
-    @property
-    def marks(self) -> tuple[Any, ...]:
-        """The length."""
-        return (self._length,)
 
 
 class Proximal(Gradient):
@@ -155,15 +139,6 @@ class Conjugate(Gradient):
         """Take it back."""
         super().load(state)
         self._last = None if state["last"] is None else (state["last"][0], state["last"][1])
-
-    def vectors(self, count: int) -> Kinds:
-        """Gradient and direction."""
-        return {("last", which): (torch.float64, ()) for which in range(2)}
-
-    @property
-    def marks(self) -> tuple[Any, ...]:
-        """Also whether there was a direction before."""
-        return *super().marks, self._last is None
 
 
 def polak_ribiere(

@@ -10,11 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from surefoot.graph.held_parts import HeldParts
 from surefoot.optim.evaluation import OptimizerError
-from surefoot.optim.laid_out import laid_out, taken_up
 from surefoot.optim.record import StepRecord, from_columns, to_columns
-from surefoot.optim.vectors import Kinds, held_by
+from surefoot.optim.vectors import held_by
 from surefoot.optim.watch import Watch
 from surefoot.torch_private import copied_together, load_tracer
 
@@ -38,7 +36,6 @@ class HeldParameters(Optimizer):
     history: list[StepRecord]
     quiet: bool
     watch: Watch
-    parts: HeldParts | None
     _trainable: dict[str, nn.Parameter] | None = None  # as long as nobody touches the model
 
     @property
@@ -99,16 +96,10 @@ class HeldParameters(Optimizer):
     def load_extra_state(self, state: dict[str, Any]) -> None:
         """Take back what :meth:`extra_state` gave."""
 
-    def vectors(self) -> Kinds:
-        """Where vectors of all parameters stand in that, in parts."""
-        return {}
-
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs besides the parameters of the model; safe for ``weights_only`` loading."""
         own = {"kind": type(self).__name__, "history": to_columns(self.history), "watch": self.watch.state()}
         own |= self.extra_state()
-        if self.parts is not None:
-            own = laid_out(own, self.vectors(), self.trainable, self.parts, self.watch.left())
         return {**super().state_dict(), "surefoot": own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -123,13 +114,8 @@ class HeldParameters(Optimizer):
             raise ValueError(f"this is the state of {kind or 'another optimizer'}, not of {type(self).__name__}")
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "surefoot"})
         self.param_groups = [_Group(group) for group in self.param_groups]
-        left = None
-        if "vectors" in own:
-            own, left = taken_up(own, self.vectors(), self.trainable, self.parts)
         self.history = from_columns(own.pop("history"))
         self.watch.load(own.pop("watch", {"left": "", "functions": {}}))
-        if left is not None:
-            self.watch.take_up(*left, self.model)
         self.load_extra_state(own)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -6,14 +6,12 @@ import math
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from surefoot.calculus.adjoint.gradient import ProvedGradient, proved_gradient
 from surefoot.calculus.analysis import Analysis
 from surefoot.graph import Graph
 from surefoot.graph.checks import is_loader
-from surefoot.graph.held_parts import HeldParts
-from surefoot.graph.sharded import Sharded
 from surefoot.objectives import Objective, Regularizer, Ridge
 from surefoot.operations.captured import capture
 from surefoot.optim.evaluation import Closure, OptimizerError, gradient_of, loss_of, number
@@ -31,8 +29,6 @@ class KnownFunction(HeldParameters):
     regularizer: Regularizer | None
     until: Literal["proved"] | None
     changed: bool
-    parts: HeldParts | None  # where each process holds its parts of the weights, and none has them whole
-    _sharded: Sharded | None
 
     def forget(self) -> None:
         """Drop what was kept between steps and rests on the function: it is not the same any more."""
@@ -66,25 +62,6 @@ class KnownFunction(HeldParameters):
             how = "step(x, y)" if self.objective.takes_targets else "step(x)"
             raise OptimizerError(f"{name} {'takes' if self.objective.takes_targets else 'has no'} targets: {how}")
 
-    def gather(self) -> None:
-        """The weights as they are now, where they lie with several processes, which all call this.
-
-        Raises:
-            OptimizerError: if these do not say whose data the objective is about.
-        """
-        if self._sharded is not None:
-            if self.processes is None:
-                raise OptimizerError(
-                    "the weights of this model lie with several processes, which take each step together: pass "
-                    f"{type(self).__name__}(…, group=…), the process group of their mesh"
-                )
-            self._sharded.gather()
-
-    @property
-    def readable(self) -> nn.Module:
-        """The model, or a copy with its shapes where weights lie with several processes."""
-        return self.model if self._sharded is None else self._sharded.readable
-
     @property
     def _options(self) -> str:
         return f"{self.objective.operation}{self.objective.options}{self.regularizer}"
@@ -101,7 +78,7 @@ class KnownFunction(HeldParameters):
         known = self.watch.same_graph(x) if captured is None and self.quiet else None
         if known is not None:
             return known
-        graph = capture(self.readable, x) if captured is None else captured
+        graph = capture(self.model, x) if captured is None else captured
         if self.watch.other_graph(x, graph):
             self.changed = True
             self.forget()
@@ -162,7 +139,6 @@ class KnownFunction(HeldParameters):
         Raises:
             OptimizerError: if it is not finite, or the closure does not return what it should.
         """
-        self.gather()
         with torch.no_grad():
             return number(self._regularized(loss_of(self.model, self.objective, x, y, closure)))
 

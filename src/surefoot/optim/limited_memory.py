@@ -13,7 +13,7 @@ from torch import Tensor
 
 from surefoot.optim.directions import Gradient
 from surefoot.optim.point import Point
-from surefoot.optim.vectors import Kinds, Layout
+from surefoot.optim.vectors import Layout
 
 _FEW, _MANY, _ROOM = 20, 100, 2**21  # pairs that are kept: as many as fit into so many bytes, within bounds
 _CACHE = 2**20  # bytes of pairs in double precision that are read at no cost
@@ -100,7 +100,7 @@ class LimitedMemory(Gradient):
         gradient = point.gradient
         same = self._at is not None and self._at[0] is gradient
         if not same:
-            same = self._layout.everywhere(self._at is not None and torch.equal(self._at[0], gradient))
+            same = self._at is not None and torch.equal(self._at[0], gradient)
         if self._at is None or not same:
             self._at = gradient, self._products(_MOVES, gradient, point.gradient_norm)
         return self._at[1]
@@ -108,9 +108,9 @@ class LimitedMemory(Gradient):
     def _products(self, which: int, vector: Tensor, norm: float) -> np.ndarray:
         """The products of moves, or of changes, with a vector of this norm."""
         assert self._rows is not None
-        size, counted = norm or 1.0, self._layout.once(vector)
-        found = (self._rows[which, : self._kept] @ (counted / size).to(self._rows)).double().cpu().numpy()
-        return self._layout.summed(found) * size
+        size = norm or 1.0
+        found = (self._rows[which, : self._kept] @ (vector / size).to(self._rows)).double().cpu().numpy()
+        return found * size
 
     def _without(self, which: int, weights: np.ndarray, vector: Tensor) -> Tensor:
         """A vector less moves, or changes, with these weights; that in double precision."""
@@ -129,7 +129,9 @@ class LimitedMemory(Gradient):
         if not inner > 1e-12 * move * change:
             return
         if self._rows is None:
-            kind, (_, pairs) = self.vectors(sum(layout.lengths))[("rows",)]
+            count = len(after.vector)
+            pairs = self._wanted or min(max(_ROOM // (8 * count), _FEW), _MANY)
+            kind = torch.float64 if 16 * pairs * count <= _CACHE else torch.float32
             self._rows = torch.zeros(2, pairs, len(after.vector), dtype=kind, device=after.vector.device)
             self._inverse, self._steps = np.zeros((pairs, pairs)), np.zeros(pairs)
         units = pair.cpu().numpy()
@@ -154,32 +156,26 @@ class LimitedMemory(Gradient):
         scales, changes = both = np.repeat(self._means(squares), self._averaging[0], axis=1)
         both += squares
         np.sqrt(np.divide(scales, changes, out=scales), out=scales)
-        along = self._layout.summed(
-            np.multiply(scales, self._once(units[_CHANGES]), out=changes) @ units[_CHANGES]
-        )
+        along = np.multiply(scales, units[_CHANGES], out=changes) @ units[_CHANGES]
         scales /= along * weights[_CHANGES]
         assert self._rows is not None
         self._scales = torch.from_numpy(scales).to(self._rows.device)
 
     def _means(self, squares: np.ndarray) -> np.ndarray:
-        """Over each tensor, and a part of that over all; of all processes that have parts."""
+        """Over each tensor, and a part of that over all."""
         lengths, averages = self._averaging
         here, starts = lengths > 0, lengths.cumsum() - lengths
         sums = np.zeros((2, len(here)))
         if here.any():
-            sums[:, here] = np.add.reduceat(self._once(squares), starts[here], axis=1)
-        means: np.ndarray = self._layout.summed(sums) @ averages
+            sums[:, here] = np.add.reduceat(squares, starts[here], axis=1)
+        means: np.ndarray = sums @ averages
         return means
 
     @cached_property
     def _averaging(self) -> tuple[np.ndarray, np.ndarray]:
-        """How many entries each tensor has here, and the weights of their sums in means."""
+        """How many entries each tensor has, and the weights of their sums in means."""
         lengths = np.array([shape.numel() for _, shape in self._layout.shapes], dtype=int)
-        wholes = np.array(self._layout.lengths)
-        return lengths, np.diag(1 / np.maximum(wholes, 1)) + _ALL / wholes.sum()
-
-    def _once(self, rows: np.ndarray) -> np.ndarray:
-        return self._layout.once(torch.from_numpy(rows)).numpy() if self._layout.copies else rows
+        return lengths, np.diag(1 / np.maximum(lengths, 1)) + _ALL / lengths.sum()
 
     def forget(self) -> None:
         """All pairs."""
@@ -206,15 +202,3 @@ class LimitedMemory(Gradient):
         self._squares, self._weights = state["squares"].numpy(), np.array(state["weights"])
         self._scales = state["scales"]
         self._at = None if state["at"] is None else (state["at"][0], state["at"][1].numpy()[: self._kept])
-
-    def vectors(self, count: int) -> Kinds:
-        """Pairs, of the type and as many as fit, and what scales and products are made of."""
-        pairs = self._wanted or min(max(_ROOM // (8 * count), _FEW), _MANY)
-        kind = torch.float64 if 16 * pairs * count <= _CACHE else torch.float32
-        double: Kinds = {(key,): (torch.float64, lead) for key, lead in (("squares", (2,)), ("scales", ()))}
-        return {("rows",): (kind, (2, pairs)), **double, ("at", 0): (torch.float64, ())}
-
-    @property
-    def marks(self) -> tuple[Any, ...]:
-        """Also how many pairs were seen."""
-        return *super().marks, self._seen

@@ -213,18 +213,10 @@ class Function:
         data: the loss.
         regularizer: added to it, or ``None``; gradients are without its absolute values.
         weights: the parameters; points are rounded to their types.
-        layout: of these, where each of several processes has a part.
     """
 
-    def __init__(
-        self,
-        data: Data,
-        regularizer: Regularizer | None,
-        weights: Mapping[str, Tensor],
-        layout: Layout | None = None,
-    ) -> None:
-        self.data, self.regularizer = data, regularizer
-        self.layout = Layout.of(weights) if layout is None else layout
+    def __init__(self, data: Data, regularizer: Regularizer | None, weights: Mapping[str, Tensor]) -> None:
+        self.data, self.regularizer, self.layout = data, regularizer, Layout.of(weights)
         self._types = {name: value.dtype for name, value in weights.items()}
         self._is_double = set(self._types.values()) == {torch.float64}
 
@@ -248,16 +240,8 @@ class Function:
         return self._stored(vector), self.layout.norm(vector - point.vector)
 
     def penalty(self, weights: Mapping[str, Tensor]) -> tuple[float, float]:
-        """The regulariser and its round-off, of the parts of all processes together."""
-        if self.regularizer is None:
-            return 0.0, 0.0
-        found = self.regularizer.enclosed(self.layout.counted(weights))
-        if self.layout.processes is None:
-            return found
-        values, errors = (
-            math.fsum(part) for part in zip(*self.layout.processes.gathered(lambda: found), strict=True)
-        )
-        return values, (errors + abs(values) * 2.0**-53) * (1 + 2.0**-50)
+        """The regulariser and its round-off."""
+        return (0.0, 0.0) if self.regularizer is None else self.regularizer.enclosed(weights)
 
     def _stored(self, vector: Tensor) -> Point:
         moved = self.layout.unpack(vector)

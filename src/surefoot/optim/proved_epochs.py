@@ -18,10 +18,7 @@ from surefoot.optim.burst_training import BurstTraining, check, checked_model
 from surefoot.optim.bursts import BurstRecord, EndlessBatches, fixed_data
 from surefoot.optim.evaluation import OptimizerError, check_objective, explained
 from surefoot.optim.joint import JointBatches
-from surefoot.optim.laid_out import training_laid_out, training_taken_up
 from surefoot.optim.pace import Pace
-from surefoot.optim.sharded_batches import ShardedBatches, outline_of
-from surefoot.optim.vectors import held_by
 from surefoot.processes import Processes
 from surefoot.valuation.valuer import Evaluation
 
@@ -79,8 +76,7 @@ class ProvedEpochs:
             which may be empty: a mini-batch is made of the next batch of every loader, the objective is that of
             all data. All of them call ``step`` or ``run``; process 0 trains and decides
             (:mod:`surefoot.optim.joint`). Weights and history are the same on all, the state to be saved is that
-            of process 0. Where weights are sharded (``fully_shard``), all train, each its parts
-            (:mod:`surefoot.optim.sharded_batches`), and ``torch.distributed.checkpoint`` takes the state.
+            of process 0.
 
     >>> _ = torch.manual_seed(0)
     >>> x = torch.randn(64, 4)
@@ -108,8 +104,7 @@ class ProvedEpochs:
         group: Any = None,
     ) -> None:
         given = checked_model(optimizer, model)
-        outline = outline_of(given, group)
-        self.model = unwrapped(given) if outline is None else given
+        self.model = unwrapped(given)
         self.optimizer = optimizer if isinstance(optimizer, Optimizer) else optimizer(self.model.parameters())
         self.objective = check_objective(objective, "the batches (x, y)")
         check(self.optimizer, self.model, loader, burst, average, tail)
@@ -117,13 +112,10 @@ class ProvedEpochs:
         self.progress = progress
         self.processes = None if group is None else Processes(group)
         data = fixed_data(loader) if data is None else data
-        all_data = AllData(self.model, self.objective, data, self.processes, outline)
+        all_data = AllData(self.model, self.objective, data, self.processes)
         self._batches: EndlessBatches
         if self.processes is None:
             self._batches = EndlessBatches(loader)
-        elif outline is not None:
-            moved = held_by(self.optimizer)
-            self._batches = ShardedBatches(loader, self.model, self.objective, self.processes, moved)
         else:
             here = all_data.pass_here
             self._batches = JointBatches(loader, self.model, self.objective, self.processes, here)
@@ -223,8 +215,6 @@ class ProvedEpochs:
         The place in the loader is not in it: a resumed run begins a new pass, from the weights that were kept.
         """
         kind, own = {"kind": type(self).__name__}, self._keeper.state_dict()
-        if isinstance(self._batches, ShardedBatches):
-            return kind | training_laid_out(own, self.model, self.optimizer)
         return kind | {"optimizer": self.optimizer.state_dict()} | own
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -237,19 +227,10 @@ class ProvedEpochs:
             raise ValueError(
                 f"this is the state of {state_dict.get('kind') or 'an optimizer'}, not of ProvedEpochs"
             )
-        sharded = isinstance(self._batches, ShardedBatches)
-        own = training_taken_up(state_dict) if sharded else state_dict
-        if "rest" in own:
-            raise ValueError("this is the state of sharded weights: load it for such, on any number of processes")
-        if own["pace"].keys() != {field.name for field in fields(Pace)}:
+        if state_dict["pace"].keys() != {field.name for field in fields(Pace)}:
             raise ValueError(
                 "this state was saved by an earlier version, which led its rates in another way: begin anew, from "
                 "the weights that were saved with it"
             )
-        if sharded:
-            from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
-
-            set_optimizer_state_dict(self.model, self.optimizer, state_dict["optimizer"])
-        else:
-            self.optimizer.load_state_dict(state_dict["optimizer"])
-        self._keeper.load_state_dict(own)
+        self.optimizer.load_state_dict(state_dict["optimizer"])
+        self._keeper.load_state_dict(state_dict)

@@ -75,7 +75,7 @@ class GaussNewton(SecondOrder):
             raise ValueError(f"method is one of {', '.join(map(repr, METHODS))}, got {method!r}")
         if acceleration and method not in ("auto", "primal_gram", "dual_gram"):
             raise ValueError(f"an acceleration needs method='primal_gram' or 'dual_gram', got {method!r}")
-        super().__init__(model, objective, gathers=method == "dual_gram", **options)
+        super().__init__(model, objective, **options)
         if acceleration and self.damping == "certified":
             raise ValueError("a certified step is not bent: its decrease is proved as it is")
         self.accelerates = method == "auto" and self.adapts if acceleration is None else acceleration

@@ -16,11 +16,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from surefoot.graph.held_parts import HeldParts
 from surefoot.optim.evaluation import OptimizerError
 from surefoot.optim.point import Passed, Stream, StreamedPass
 from surefoot.optim.record import StepRecord
-from surefoot.optim.vectors import Layout
 from surefoot.processes import Processes
 from surefoot.valuation.streamed import Streamed
 
@@ -37,30 +35,6 @@ def added_up(found: Streamed, weights: Mapping[str, Tensor], processes: Processe
 
 
 @dataclass
-class Parts(Stream):
-    """All batches of all processes, each of which has a part of the weights, of their gradient and of all vectors.
-
-    All of them run the method, each on its parts. Products of vectors, values and errors are the same on all, and
-    so are decisions. Weights are whole only while they are read (:mod:`surefoot.graph.fetched`).
-    """
-
-    parts: HeldParts
-
-    def at(self, weights: Mapping[str, Tensor]) -> Passed:
-        """One pass of all processes, with derivatives; all call it."""
-        return StreamedPass(self.valuer.evaluate(self.readable(weights), derivatives=True))
-
-    def readable(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Whole weights, to be read one after the other."""
-        return self.parts.outline.weights({name: value.detach() for name, value in weights.items()})
-
-    def layout(self, weights: Mapping[str, Tensor]) -> Layout:
-        """Of vectors."""
-        places = tuple(self.parts.outline.places[name] for name in weights)
-        return replace(Layout.of(weights), processes=self.valuer.processes, places=places)
-
-
-@dataclass
 class Shards(Stream):
     """All batches of all processes; its valuer is that of the same processes."""
 
@@ -70,10 +44,6 @@ class Shards(Stream):
         """One pass of all processes, with derivatives; process 0 calls it."""
         self.processes.ask("pass")
         return self._one(weights)
-
-    def readable(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """They are whole."""
-        return weights
 
     def _one(self, weights: Mapping[str, Tensor]) -> Passed:
         self.processes.spread(weights.values())

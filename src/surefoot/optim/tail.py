@@ -11,9 +11,7 @@ from torch import Tensor
 from surefoot.optim.all_data import AllData
 from surefoot.optim.limited_memory import LimitedMemory
 from surefoot.optim.point import Function, Passed, Point, StreamedPass
-from surefoot.optim.vectors import Layout
 from surefoot.optim.wolfe import search
-from surefoot.torch_private import part_here
 
 _PAIRS = 10  # of moves and changes of the gradient: few, as networks may be large
 
@@ -36,7 +34,7 @@ class WholeObjective:
     def __init__(self, all_data: AllData, trained: Iterable[Tensor]) -> None:
         self._all_data, held = all_data, {id(value) for value in trained}
         named = all_data.model.named_parameters()
-        self._live = {path: part_here(value) for path, value in named if id(value) in held and value.requires_grad}
+        self._live = {path: value.detach() for path, value in named if id(value) in held and value.requires_grad}
 
     def at(self, weights: Mapping[str, Tensor]) -> Passed:
         """One pass, for which the parameters of the model are set to these."""
@@ -53,7 +51,7 @@ class WholeObjective:
     def descend(self, passes: int) -> int:
         """Move the parameters by L-BFGS steps, with so many passes over all data at most; returns how many."""
         start = {path: value.detach().clone() for path, value in self._live.items()}
-        function, direction = Function(self, None, start, self._layout(start)), LimitedMemory(_PAIRS)
+        function, direction = Function(self, None, start), LimitedMemory(_PAIRS)
         point, left, known = function.at(start), passes - 1, False
 
         def trial(step: float) -> Point:
@@ -74,10 +72,3 @@ class WholeObjective:
             known = found is not None
         self._place(point.weights)
         return passes - left
-
-    def _layout(self, weights: Mapping[str, Tensor]) -> Layout:
-        """Of vectors, of which this process may have a part."""
-        layout, outline = Layout.of(weights), self._all_data.outline
-        if outline is None:
-            return layout
-        return replace(layout, processes=outline.processes, places=tuple(outline.places[path] for path in weights))

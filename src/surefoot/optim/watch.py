@@ -60,7 +60,6 @@ class Watch:
         self._left: State | None = None
         self._written: Tensors | None = None  # what a step wrote into parameters, and nobody changes
         self._digest: str | None = None  # of the same, where a run is resumed
-        self._resumed: tuple[str, Tensors] | None = None  # from parts: settings and weights that it is of
         self._seen: tuple[str, Graph, str] | None = None  # the kind of input, its graph, the name of the function
         self._inputs: tuple[tuple[Tensor, ...], tuple[int, ...] | None] = ((), None)  # of that graph, and writes
         self._buffers: Tensors = {}  # that the graph reads, as they were
@@ -168,16 +167,7 @@ class Watch:
     def load(self, state: dict[str, Any]) -> None:
         """Take it back."""
         self._left, self._seen, self._buffers, self._guard = None, None, {}, None
-        self._digest, self._functions, self._resumed = state["left"], dict(state["functions"]), None
-
-    def left(self) -> tuple[str, Tensors] | None:
-        """Modes, flags and options, and what varies, as the last step left them; ``None`` if there was none."""
-        return self._resumed if self._left is None else (str(self._left[0]), self._left[1])
-
-    def take_up(self, settings: str, varying: Tensors, model: nn.Module) -> None:
-        """The last step left these, and frozen weights as they are; the next one is to find the same."""
-        self._resumed = settings, varying
-        self._digest = _digest_of((settings, varying, _state(model)[2]))
+        self._digest, self._functions = state["left"], dict(state["functions"])
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies: without the graph."""

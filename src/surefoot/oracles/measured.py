@@ -63,13 +63,13 @@ def measured(problem: Problem, step: Step, tolerance: float, newton: bool = Fals
             if weight:
                 rest, ridge = rest.add_(wide[path], alpha=weight), weight * inner(wide[path], part)
             parts.append((inner(rest, rest), inner(rest, part), ridge))
-        size, along, ridge = map(problem.total, zip(*parts, strict=True))
-        inside = problem.agreed(inner(slope, change)) + ridge
+        size, along, ridge = map(sum, zip(*parts, strict=True))
+        inside = inner(slope, change) + ridge
         scale = _as_solved(problem, step.direction, inside)
         if scale is None or size**0.5 > tolerance * scale:
             first = oracle.pullback(slope)
             whole = (torch.add(first.pop(path), wide[path], alpha=problem.weight(path)) for path in v)
-            scale = problem.total(inner(part, part) for part in whole) ** 0.5
+            scale = sum(inner(part, part) for part in whole) ** 0.5
         residual = size**0.5 / scale if scale else 0.0
         residual = math.inf if math.isnan(residual) else residual  # squares are beyond the range of doubles
         solved, status = residual <= tolerance, step.status
@@ -97,5 +97,5 @@ def _as_solved(problem: Problem, v: Mapping[str, Tensor], inside: float) -> floa
         slope = problem.gradient[path]
         size, length = norm(slope), norm(part)
         sums.append((size * size, length * length, inner(slope, part.to(slope))))
-    square, length, product = map(problem.total, zip(*sums, strict=True))
+    square, length, product = map(sum, zip(*sums, strict=True))
     return square**0.5 if abs(inside - product) <= _AGREE * (square * length) ** 0.5 < math.inf else None

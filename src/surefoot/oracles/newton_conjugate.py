@@ -107,12 +107,10 @@ def solve_conjugate(
 
 def _extremes(problem: Problem, curve: Callable[[Vector], Vector]) -> tuple[float, float, int]:
     """The extreme Ritz values from a random start, other numbers in each part of it."""
-    sharing = problem.outline
-    start = []
-    for number, (path, part) in enumerate(problem.parameters.items()):
-        alike = sharing is None or sharing.places[path].is_copy
-        seed = 2 * number if alike or sharing is None else 2 * (number + problem.size * sharing.processes.rank) + 1
-        start.append(torch.randn(part.shape, generator=torch.Generator().manual_seed(seed)).to(part))
+    start = [
+        torch.randn(part.shape, generator=torch.Generator().manual_seed(2 * number)).to(part)
+        for number, part in enumerate(problem.parameters.values())
+    ]
     return lowest_ritz(curve, start, space=Parts(problem.dot), most=min(_LOOKS, problem.size))
 
 

@@ -18,10 +18,8 @@ from torch import Tensor
 from surefoot.chain import Chain
 from surefoot.chain.autodiff import Autodiff
 from surefoot.chain.batched import Batched
-from surefoot.chain.parted import Parted
 from surefoot.errors import ChainError, EvaluationError, SurefootError
 from surefoot.graph.nodes import in_double
-from surefoot.graph.placed import norms
 from surefoot.linear_solve import inner, norm
 from surefoot.objectives import Objective, ObjectiveError, Ridge
 from surefoot.processes import Processes
@@ -54,14 +52,12 @@ class Problem:
         regularizer: a function of the parameters, or ``None``.
         processes: those that have a part of the data each; all of them make the problem at the same time, and
             process 0 solves it, inside :meth:`led`. Then, and with a loader, the objective is that of all outputs
-            and targets, which are gathered. Where weights lie with the same processes, each has its parts of
-            parameters and of all vectors (:mod:`surefoot.chain.parted`), and all solve it together.
+            and targets, which are gathered.
         oracle: the passes of one batch at the point, where they were made before.
 
     Attributes:
         parameters: the point, detached, by path; only what varies.
         point: the same with the values that were given for frozen parameters.
-        outline: of a model of whose weights each process has a part here; ``None`` where they are whole.
         size: how many numbers vary.
         autodiff: the oracle at the point; it counts its calls.
         loss: h(ψ(u)).
@@ -89,18 +85,14 @@ class Problem:
             raise OracleError(f"an objective reads one tensor, the model returns {len(chain.graph.outputs)}")
         self.chain, self.objective, self.regularizer = chain, objective, regularizer
         self.ahead: Autodiff | None = None
-        outline = chain.outline if params is None else None
-        self.outline = outline if outline is not None and outline.is_of(processes) else None
         try:
-            given = chain._checked(params) if self.outline is None else self.outline.here()
+            given = chain._checked(params)
         except ChainError as error:
             raise OracleError(str(error)) from error
         self.point = {path: value.detach() for path, value in given.items()}
-        frozen = {leaf.path for leaf in chain.graph.frozen} if self.outline is None else set()
+        frozen = {leaf.path for leaf in chain.graph.frozen}
         self.parameters = {path: value for path, value in self.point.items() if path not in frozen}
-        places = self.parameters if self.outline is None else self.outline.places
-        self.size = sum(math.prod(place.shape) for place in places.values())
-        self._counts = [isinstance(place, Tensor) or place.counts for place in places.values()]
+        self.size = sum(value.numel() for value in self.parameters.values())
         self._check() if processes is None else processes.together(self._check)
         try:
             self.autodiff = self.oracle() if oracle is None else oracle
@@ -110,7 +102,7 @@ class Problem:
             with torch.enable_grad():  # in double precision: a soft-max that is saturated cancels in single
                 point = self.output.detach().double().requires_grad_()
                 self._taped: tuple[Tensor, Tensor] | None = (objective(point), point)
-            self.loss = self.agreed(float(self._taped[0].detach()))
+            self.loss = float(self._taped[0].detach())
         except (ObjectiveError, ChainError, EvaluationError) as error:
             raise OracleError(str(error)) from error
         if not math.isfinite(self.loss):
@@ -118,33 +110,16 @@ class Problem:
 
     def oracle(self, *, double: bool = False) -> Autodiff | Batched:
         """That of automatic differentiation at the point; in double precision, if that is asked for."""
-        if self.outline is not None:
-            return Parted(self.chain.pieces, self.outline, self.parameters, double=double)
         point = {path: in_double(value) for path, value in self.point.items()} if double else self.point
         return self.chain.autodiff(point, self.processes)
 
-    def total(self, numbers: Iterable[float]) -> float:
-        """The sum of numbers, one for each parameter; of the parts of all processes, the same on all of them."""
-        if self.outline is None:
-            return sum(numbers)
-        here = math.fsum(number for number, one in zip(numbers, self._counts, strict=True) if one)
-        return self.outline.processes.total(here, self.output.device)
-
     def dot(self, a: Iterable[Tensor], b: Iterable[Tensor]) -> float:
         """⟨a, b⟩ for one tensor, or part of it, for each parameter; in double precision."""
-        return self.total(float((x.double() * y.double()).sum()) for x, y in zip(a, b, strict=True))
+        return sum(float((x.double() * y.double()).sum()) for x, y in zip(a, b, strict=True))
 
     def norm(self, direction: Mapping[str, Tensor]) -> float:
         """The norm of a direction, or of a gradient, by path."""
-        if self.outline is None:
-            return math.hypot(*map(norm, direction.values()))
-        return math.hypot(*norms(self.outline.processes, list(direction.values()), self._counts))
-
-    def agreed(self, number: float) -> float:
-        """A number that all processes have, up to how they round, as process 0 has it; so decisions are one."""
-        if self.outline is None:
-            return number
-        return float(self.outline.processes.announced(number, self.output.device)[0])
+        return math.hypot(*map(norm, direction.values()))
 
     def _check(self) -> None:
         """Parameters and inputs are finite, and in a precision for linear solves."""
@@ -177,7 +152,7 @@ class Problem:
 
     def led(self, solve: Callable[[], Step], oracle: Batched | None = None) -> Step:
         """The step that process 0 finds while the others help, with this oracle or another, on all of them."""
-        if self.processes is None or self.outline is not None:
+        if self.processes is None:
             return solve()
         direction: dict[str, Tensor] = {}
 
@@ -227,7 +202,7 @@ class Problem:
 
     def _penalty(self, parameters: Mapping[str, Tensor]) -> float:
         ridge = self.regularizer
-        return 0.0 if ridge is None else self.total(float(ridge({p: value})) for p, value in parameters.items())
+        return 0.0 if ridge is None else sum(float(ridge({p: value})) for p, value in parameters.items())
 
     def value_at(self, direction: Mapping[str, Tensor], part: float = 1.0, keep: bool = False) -> float:
         """F(u + tv) for a direction v and t = part by a forward pass, perhaps kept as ``ahead`` if it is small."""
@@ -245,7 +220,7 @@ class Problem:
                 (outputs,) = self.chain.graph.run(moved, self.chain.inputs)
             del moved  # before the loss takes memory of its own
             outputs = outputs.double()
-            return self.agreed(float(self.objective(outputs))) + penalty
+            return float(self.objective(outputs)) + penalty
 
     def weight(self, path: str) -> float:
         """The curvature of the regulariser in a parameter."""
@@ -335,33 +310,22 @@ class ParameterSpace:
         Raises:
             OracleError: if it is not finite.
         """
-        vector, sharing = self.problem.whole_gradient.to(self.dtype), self.problem.outline
-        if math.isfinite(self.problem.steepness):
-            return vector
-
-        def check() -> None:
+        if not math.isfinite(self.problem.steepness):
             for path, value in self.problem.gradient.items():
                 if not all_finite(value):
                     raise OracleError(
                         f"the gradient with respect to '{path}' is not finite: look for divisions by zero and "
                         "overflow there"
                     )
-
-        check() if sharing is None else sharing.processes.together(check)
-        return vector
+        return self.problem.whole_gradient.to(self.dtype)
 
     def dot(self, a: Tensor, b: Tensor) -> float:
         """⟨a, b⟩, see :func:`surefoot.linear_solve.inner`."""
-        if self.problem.outline is None:
-            return inner(a, b)
-        pairs = zip(a.split(self._sizes), b.split(self._sizes), strict=True)
-        return self.problem.total(inner(x, y) for x, y in pairs)
+        return inner(a, b)
 
     def norm(self, a: Tensor, square: float | None = None) -> float:
         """‖a‖, see :func:`surefoot.linear_solve.norm`; ⟨a, a⟩ may be known."""
-        if self.problem.outline is None:
-            return norm(a, square)
-        return self.problem.norm(dict(zip(self.paths, a.split(self._sizes), strict=True)))
+        return norm(a, square)
 
 
 @dataclass(frozen=True)

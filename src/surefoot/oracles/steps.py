@@ -10,8 +10,6 @@ targets; and with ``group``, a process group of ``torch.distributed``, every pro
 of the data, ``surefoot.Chain(model, [])`` where it has none. The step is that of the joined batch, the same on all
 processes: outputs and targets of all samples are gathered, activations are those of one batch at a time
 (:mod:`surefoot.chain.batched`). The price is a forward pass for each call where there are several batches.
-Where weights lie with several processes and ``group`` is of these, so do the direction and all vectors of solvers:
-no weight is whole but while it is read (:mod:`surefoot.graph.fetched`); ``"dual_gram"`` gathers all of them.
 Of the methods that need matrices of all samples at once there is ``"dual_gram"``, for which the factors of layers
 are gathered on process 0 (:mod:`surefoot.oracles.gram`): their inputs are activations, and with no other method do
 activations cross. So ``"auto"`` is ``"primal"``.
@@ -106,7 +104,7 @@ def gradient(
         fall = 0.5 * size * size / kappa
         return Step(direction, kappa, fall, "solved in closed form", calls=problem.autodiff.calls)
 
-    return _lying(problem, problem.led(solve))
+    return problem.led(solve)
 
 
 def _problem(
@@ -161,8 +159,7 @@ def gauss_newton(
     kappa = check_kappa(kappa)
     if method not in METHODS:
         raise OracleError(f"method is one of {', '.join(map(repr, METHODS))}, got {method!r}")
-    given = chain.parameters if method == "dual_gram" and chain.outline is not None and params is None else params
-    problem = _problem(chain, objective, given, regularizer, group)
+    problem = _problem(chain, objective, params, regularizer, group)
     exact = check_tolerance(tolerance, problem.output.dtype)
 
     def solver() -> Solver:
@@ -170,8 +167,7 @@ def gauss_newton(
         return gauss_newton_solver(problem, method, exact, None, accumulate, warm_start)
 
     if problem.in_pieces:
-        step = measured(problem, problem.led(lambda: solver().solve(kappa, exact, None)), exact)
-        return _lying(problem, step)
+        return measured(problem, problem.led(lambda: solver().solve(kappa, exact, None)), exact)
     if chain.graph in _asked:
         problem.trace()
     _asked.add(chain.graph)
@@ -251,12 +247,6 @@ def sizes_of(problem: Problem) -> Sizes:
     return Sizes(problem.chain, rows, problem.output.numel() // max(rows, 1))
 
 
-def _lying(problem: Problem, step: Step) -> Step:
-    """The step with a direction that lies as the weights do, where each process has its parts."""
-    outline = problem.outline
-    return step if outline is None else replace(step, direction=outline.lying(step.direction))
-
-
 def _explained(step: Step, choice: Choice | None) -> Step:
     return step if choice is None else replace(step, status=f"{step.status} ({choice})")
 
@@ -303,7 +293,7 @@ def newton(
     if chosen == "dynamic":
         return _explained(solve_dynamic(problem, kappa, "newton", double), choice)
     step = problem.led(lambda: solve_conjugate(problem, kappa, double, tolerance))
-    return _explained(_lying(problem, measured(problem, step, 10 * exact, newton=True)), choice)
+    return _explained(measured(problem, step, 10 * exact, newton=True), choice)
 
 
 def newton_method(

@@ -31,7 +31,7 @@ from surefoot.errors import UnsupportedOperation, describe
 from surefoot.graph.structure import Graph, Node, Spec
 from surefoot.implicit.constants import BETA, Constants
 from surefoot.implicit.operation import Minimiser
-from surefoot.implicit.solvers import solved
+from surefoot.implicit.solver import solved
 from surefoot.magnitude import Magnitude
 from surefoot.norms import patch_overlap
 from surefoot.operations import captured  # noqa: F401  registers the operations

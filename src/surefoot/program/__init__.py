@@ -6,15 +6,24 @@ its inputs, and so a program becomes one of value and gradient.
 
 * ``ir``: programs and their nodes.
 * ``primitives``: all that a node can be, how it is run and transposed; ``scalars``: functions of each entry.
-* ``builder``: writing a program node by node.
+* ``builder``: writing a program node by node; ``symbol``: arithmetic on nodes as on tensors.
+* ``tracing``: a model as a program; ``decompositions``, ``layers``: operations of torch in terms of primitives.
+* ``transpose``: from a program of a value to one of the value and its gradient.
 """
 
+from surefoot.program import layers as _layers  # noqa: F401 -- declares its rules
 from surefoot.program.builder import Builder
 from surefoot.program.ir import Node, Program
 from surefoot.program.primitives import PRIMITIVES, Primitive
 from surefoot.program.scalars import SCALARS, Scalar
+from surefoot.program.symbol import Symbol
+from surefoot.program.tracing import trace
+from surefoot.program.transpose import differentiate
 
-__all__ = ["PRIMITIVES", "SCALARS", "Builder", "Node", "Primitive", "Program", "Scalar"]
+__all__ = [
+    "PRIMITIVES", "SCALARS", "Builder", "Node", "Primitive", "Program", "Scalar", "Symbol", "differentiate",
+        "trace",
+]  # fmt: skip
 
 
 def __dir__() -> list[str]:

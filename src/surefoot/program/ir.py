@@ -73,7 +73,8 @@ class Program:
         Returns:
             One tensor per node.
         """
-        dtype = next((v.dtype for v in values.values() if v.is_floating_point()), torch.float64)
+        like = next(iter(values.values()), torch.empty(0, dtype=torch.float64))
+        dtype, device = like.dtype, like.device
         names = {index: name for name, index in self.inputs.items()}
         tensors: list[Tensor] = []
         for node in self.nodes:
@@ -81,7 +82,7 @@ class Program:
                 tensors.append(values[names[node.index]])
             elif node.primitive.kind == "constant":
                 constant = self.constants[node.index]
-                tensors.append(constant.to(dtype) if constant.is_floating_point() else constant)
+                tensors.append(constant.to(device, dtype if constant.is_floating_point() else constant.dtype))
             else:
                 tensors.append(node.primitive.run([tensors[k] for k in node.inputs], **node.options))
         return tensors

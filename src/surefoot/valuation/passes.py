@@ -18,7 +18,7 @@ from surefoot.graph.nodes import in_double
 from surefoot.operations.call import Call
 from surefoot.operations.normalisation import BATCH
 from surefoot.operations.record import record_of
-from surefoot.torch_private import Deferred, Known, differences_together, norms_together
+from surefoot.torch_private import differences_together, norms_together
 from surefoot.valuation.entropy import ENTROPY, Logistic, entropy
 from surefoot.valuation.joints import Links
 from surefoot.valuation.normalising import Normalised, Recipe, Statistics, normalised
@@ -174,7 +174,7 @@ class Run:
             self._distances = {n: (t.numel(), d) for n, t, d in zip(names, here, apart, strict=True)}
             self._known = known
         else:
-            sizes = _lengths(here)
+            sizes = norms_together(here)
             self._sizes |= {n: (t.numel(), size) for n, t, size in zip(names, here, sizes, strict=True)}
 
     def measure(self, name: str, value: Any) -> None:
@@ -246,15 +246,11 @@ class Run:
 
     @cached_property
     def gradient(self) -> dict[str, Tensor]:
-        """The gradient in each parameter, by name of the leaf; of those that lie elsewhere it is handed over."""
+        """The gradient in each parameter, by name of the leaf."""
         output, wanted = self.values[self.output], list(self.parameters.values())
-        elsewhere = any(isinstance(value, Deferred) for value in wanted)
         if not output.requires_grad:
-            return {} if elsewhere else {name: torch.zeros_like(value) for name, value in self.parameters.items()}
+            return {name: torch.zeros_like(value) for name, value in self.parameters.items()}
         total = output if output.dim() == 0 else output.sum()
-        if elsewhere:
-            torch.autograd.backward(total, inputs=wanted)
-            return {}
         slopes = torch.autograd.grad(total, wanted, allow_unused=True, materialize_grads=True)
         return dict(zip(self.parameters, slopes, strict=True))
 
@@ -368,29 +364,9 @@ def _measured(later: dict[str, Tensor]) -> dict[str, tuple[int, Tensor]]:
     return found
 
 
-def _lengths(tensors: list[Tensor]) -> list[Tensor]:
-    """Norms; of what lies elsewhere as they are known."""
-    if not any(isinstance(value, Deferred) for value in tensors):
-        return norms_together(tensors)
-    known = (_known(value) for value in tensors)
-    return [v.norm() if k is None else _number(k.norm, v) for v, k in zip(tensors, known, strict=True)]
-
-
 def lengths_between(first: list[Tensor], second: list[Tensor]) -> list[Tensor]:
-    """The norms of differences; what lies elsewhere is read, one after the other, only if it is not the same."""
-    if not any(isinstance(value, Deferred) for value in first):
-        return norms_together(differences_together(first, second))
-    pairs = zip(first, second, strict=True)
-    same = (_known(a) is not None and _known(a) is _known(b) for a, b in zip(first, second, strict=True))
-    return [_number(0.0, a) if s else (a - b).norm() for s, (a, b) in zip(same, pairs, strict=True)]
-
-
-def _number(value: float, like: Tensor) -> Tensor:
-    return torch.tensor(value, dtype=torch.float64, device=like.device)
-
-
-def _known(value: Tensor) -> Known | None:
-    return value.known if isinstance(value, Deferred) else None
+    """The norms of differences."""
+    return norms_together(differences_together(first, second))
 
 
 def norms(tensors: Iterable[Tensor]) -> list[float]:

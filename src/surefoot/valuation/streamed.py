@@ -33,8 +33,6 @@ from surefoot.calculus.leaves import captured
 from surefoot.enclosure import Spec
 from surefoot.errors import EvaluationError, ObjectiveError
 from surefoot.graph import Graph, Source
-from surefoot.graph.fetched import Fetched, opened
-from surefoot.graph.outline import is_outline
 from surefoot.operations.losses.sums import divisor
 from surefoot.processes import Processes
 from surefoot.valuation.interaction import refuse_interaction
@@ -56,7 +54,7 @@ class Streamed:
     Attributes:
         evaluation: value and error.
         gradient: by path of the parameter; ``None`` if it was not asked for. With several processes, the part of
-            this one: the parts add up to it. Of weights that lie with several processes, this one's rows of it.
+            this one: the parts add up to it.
         batches: how many there were.
         samples: how many there were in them.
 
@@ -149,8 +147,7 @@ class StreamedValuer:
         """One pass over all batches.
 
         Args:
-            weights: by path; by default those of the model. Those that lie with several processes are read in
-                rounds (:mod:`surefoot.graph.fetched`), and what is known of operations is asked anew each time.
+            weights: by path; by default those of the model.
             derivatives: whether the gradient is wanted. Then errors come by reverse mode, and are smaller.
             single: whether to compute in single precision where that can be done, which costs half as much;
                 errors are larger.
@@ -166,14 +163,9 @@ class StreamedValuer:
         """
         point = dict(self.model.named_parameters()) if weights is None else weights
         gradient: dict[str, Tensor] = {}
-        if isinstance(point, Fetched):
-            gradient = point.slopes
-            for valuer in self._valuers.values():
-                valuer.forget()
 
         def here() -> _Sums:
-            with opened(point):
-                return self._summed(point, derivatives, gradient if summed else None, single, proved)
+            return self._summed(point, derivatives, gradient if summed else None, single, proved)
 
         if self.processes is None:
             sums = here()
@@ -192,8 +184,6 @@ class StreamedValuer:
             math.inf if sums.unbounded else math.nextafter(float(sums.error / whole), math.inf) + math.ulp(mean)
         )
         means = {path: slope.div_(float(whole)) for path, slope in gradient.items()}
-        if isinstance(point, Fetched):
-            point.slopes = {}  # they are handed over
         found = Evaluation(mean, math.inf if sums.unbounded else apart)
         return Streamed(found, means if derivatives and summed else None, sums.batches, sums.samples)
 
@@ -214,7 +204,7 @@ class StreamedValuer:
             sums.samples += len(y)
             if own == 0:
                 return
-            weight, run, valuer = self._one(x, y, point, derivatives, sums.batches - 1, single, own, wanted)
+            weight, run, valuer = self._one(x, y, point, derivatives, sums.batches - 1, single, own)
             found = self._enclosed(run, valuer, sums.batches - 1, proved)
             bounded = math.isfinite(found.error)
             sums.total += weight
@@ -240,12 +230,7 @@ class StreamedValuer:
             return str(error), self._digest_of_model(point)
 
     def _digest_of_model(self, point: Mapping[str, Tensor]) -> int:
-        """The same where parameters, buffers and the point of a pass are; of a point that lies with several
-        processes each has another part.
-        """
-        if isinstance(point, Fetched):
-            fixed = (value for value in self.model.parameters() if not is_outline(value))
-            return digest_of([*fixed, *self.model.buffers()])
+        """The same where parameters, buffers and the point of a pass are."""
         return digest_of([*self.model.parameters(), *self.model.buffers(), *point.values()])
 
     @property
@@ -293,9 +278,8 @@ class StreamedValuer:
         number: int,
         single: bool,
         own: Fraction | None,
-        wanted: bool,
     ) -> tuple[Fraction, Run, Valuer]:
-        """What the mean over a batch divides by, and a pass, whose gradient may be wanted."""
+        """What the mean over a batch divides by, and a pass."""
         tensors = tensors_of(x)
         names = tuple(x) if isinstance(x, Mapping) else ()
         key = names, *kind_of(*tensors, y)
@@ -304,7 +288,7 @@ class StreamedValuer:
                 graph, _ = captured(self.model, x, self.objective.bound_to(y))
                 alone, _ = captured(self.model, x, None)
             refuse_statistics(graph)
-            if not self._parts.fixed and not isinstance(weights, Fetched):
+            if not self._parts.fixed:
                 with numbered(number):
                     refuse_interaction(self.model, x, y)
             tape = tape_of(graph)
@@ -320,14 +304,10 @@ class StreamedValuer:
             targets = {leaf.name: y for leaf in graph.leaves.values() if leaf.source is Source.TARGET}
             given = {**inputs, **targets, **graph.held}
             weight = Fraction(_count(graph, self._options)) if own is None else own
-            taken: Any = None
-            if isinstance(weights, Fetched) and wanted:
-                lent, factor = weights, float(weight)
-                taken = lambda path, slope: lent.add(path, slope * factor)  # noqa: E731
             narrow = valuer.in_single if single and is_exact_here(weights) else None
             for chosen in (valuer,) if narrow is None else (narrow, valuer):
                 constants = chosen.tape.constants(given)
-                run = chosen.run(weights, derivatives=derivatives, constants=constants, taken=taken)
+                run = chosen.run(weights, derivatives=derivatives, constants=constants)
                 if math.isfinite(run.value):
                     break
         return weight, run, chosen

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,7 +21,7 @@ from surefoot.graph.structure import needed
 from surefoot.operations.call import Use
 from surefoot.operations.normalisation import BATCH
 from surefoot.operations.record import Form, record_of
-from surefoot.torch_private import FORMULAS, Deferred
+from surefoot.torch_private import FORMULAS
 from surefoot.valuation.entropy import ENTROPY
 from surefoot.valuation.joints import Joints, Links
 from surefoot.valuation.kernels import formula_of
@@ -213,7 +213,6 @@ class Tape:
         plan: Plan | None = None,
         light: bool = False,
         rough: bool = False,
-        taken: Callable[[str, Tensor], object] | None = None,
         joints: Joints | None = None,
     ) -> Run:
         """The operations at these parameters, by name of the leaf.
@@ -225,7 +224,6 @@ class Tape:
             plan: what to note and to keep; everything without one.
             light: whether costates and kinks are not looked at, which errors by forward mode do not need.
             rough: whether samples are not kept apart: sizes and errors are those of all of them together.
-            taken: told the gradient in each parameter that lies elsewhere, which is then dropped.
             joints: states whose derivatives in each other are computed too (:mod:`surefoot.valuation.joints`).
         """
         values = dict(constants.values)
@@ -248,10 +246,8 @@ class Tape:
             for name, given in parameters.items():
                 values[name] = run.parameters[name] = wide(given.detach())
             run.measure_parameters({} if plan is None else plan.weights)
-            for name, leaf in run.parameters.items() if derivatives else ():
+            for leaf in run.parameters.values() if derivatives else ():
                 leaf.requires_grad_()
-                if isinstance(parameters[name], Deferred):
-                    leaf.register_post_accumulate_grad_hook(partial(_hand_over, name, taken))
             for name in self.boundary if reverse else ():
                 values[name] = run.watched(name, constants.values[name].detach().requires_grad_())
             value: Any
@@ -430,12 +426,6 @@ class Tape:
         """How these normalisations are computed, if they have formulas."""
         chosen = (node for node in self.varying if record_of(node).epsilon is not None or node.op == ENTROPY)
         return {node.name: recipe_of(node) for node in chosen}
-
-
-def _hand_over(name: str, taken: Callable[[str, Tensor], object] | None, parameter: Tensor) -> None:
-    slope, parameter.grad = parameter.grad, None
-    if taken is not None and slope is not None:
-        taken(name, slope)
 
 
 def _is_plain(argument: Any) -> bool:

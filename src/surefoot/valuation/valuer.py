@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from surefoot.calculus.leaves import captured
 from surefoot.errors import EvaluationError, UnsupportedOperation, describe
 from surefoot.graph.nodes import in_double
-from surefoot.torch_private import Deferred
 from surefoot.valuation.joints import Joints, joints_of
 from surefoot.valuation.passes import Constants, Run
 from surefoot.valuation.propagation import Errors, errors, forward_errors
@@ -132,36 +131,24 @@ class Valuer:
         derivatives: bool = True,
         constants: Constants | None = None,
         light: bool = False,
-        taken: Callable[[str, Tensor], object] | None = None,
     ) -> Run:
         """One pass at these weights, by path; with other inputs and targets if these are several.
 
         With ``light`` it notes no costates where errors by forward mode were small of late. Where they were very
         small, it does not keep samples apart either: norms and slopes are then those of all samples together, as
-        in any function whose samples do not stay apart, which proves as much and is less sharp. The gradient in
-        weights that lie elsewhere is handed to ``taken``, by path.
+        in any function whose samples do not stay apart, which proves as much and is less sharp.
         """
         by_name = {leaf.name: weights[leaf.path] for leaf in self.tape.graph.parameters}
         plan = None if self._slopes is None else self._slopes.plan
         chosen = self.constants if constants is None else constants
         light = light and plan is not None and self._forward_decides
-        leaves = self.tape.graph.leaves
-        told = None if taken is None else lambda name, slope: taken(leaves[name].path, slope)
         rough = light and self._is_ample and not self.tape.single
-        return self.tape.run(
-            by_name, chosen, derivatives=derivatives, plan=plan, light=light, rough=rough, taken=told
-        )
+        return self.tape.run(by_name, chosen, derivatives=derivatives, plan=plan, light=light, rough=rough)
 
     def gradient(self, run: Run) -> dict[str, Tensor]:
-        """The gradient of a pass, by path, but for what was handed over."""
+        """The gradient of a pass, by path."""
         found = run.gradient
-        return {
-            leaf.path: in_double(found[leaf.name]) for leaf in self.tape.graph.parameters if leaf.name in found
-        }
-
-    def forget(self) -> None:
-        """Drop what is known of the operations: it is about weights that cannot be read any more."""
-        self._slopes = None
+        return {leaf.path: in_double(found[leaf.name]) for leaf in self.tape.graph.parameters}
 
     def foreseen(self, run: Run, enough: float) -> Run:
         """The pass itself if an error below ``enough`` can be told from it; else, of a light one, a full one.
@@ -313,7 +300,7 @@ class Valuer:
 
     def _chosen(self, run: Run, slopes: Slopes) -> Joints | None:
         """The states to cut long chains at."""
-        if self.tape.single or any(isinstance(value, Deferred) for value in run.parameters.values()):
+        if self.tape.single:
             return None
         distances = slopes.distances(run)
         steep = {node.name: slopes.by_name[node.name].at(distances) for node in self.tape.varying}

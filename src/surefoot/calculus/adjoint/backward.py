@@ -5,21 +5,19 @@ It is in double precision and does not depend on how large the domain is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from surefoot.calculus.forward import Pass, Step
-from surefoot.enclosure import deferred, norm, remembered
+from surefoot.enclosure import norm, remembered
 from surefoot.operations.call import Call
 from surefoot.operations.evaluation import run_in_double
 from surefoot.operations.record import record_of
 from surefoot.scalar import Rounded
-from surefoot.torch_private import Deferred
 
 Value = Tensor | tuple[Tensor, ...]
 
@@ -78,30 +76,12 @@ def _backward(result: Pass, seed: Tensor | None) -> Backward | None:
 def _pulled(
     step: Step, result: Pass, values: Mapping[str, Any], costate: Value
 ) -> tuple[dict[str, Value | None], dict[str, Tensor]]:
-    """What an operation adds to the costates of its arguments, by name, and errors of that where they are proved.
-
-    What belongs to a weight whose numbers lie elsewhere is computed anew for each reader: all of these together
-    would be as large as all weights.
-    """
-
-    def computed() -> tuple[dict[str, Value | None], dict[str, Tensor]]:
-        proved = proved_pull_back(step, result, costate)
-        found: dict[str, Value | None] = {name: rounded.value for name, rounded in proved.items()}
-        if set(proved) != set(step.names.values()):
-            found = {**pull_back(step, values, costate), **found}
-        return found, {name: rounded.error for name, rounded in proved.items()}
-
-    tables: tuple[dict[str, Any], dict[str, Any]] = computed()
-    for kind, table in enumerate(tables):
-        for name, value in table.items():
-            if isinstance(values[name], Deferred) and value is not None:
-                table[name] = deferred(value, partial(_entry, computed, kind, name))
-    return tables
-
-
-def _entry(computed: Callable[[], tuple[Any, Any]], kind: int, name: str) -> Tensor:
-    found: Tensor = computed()[kind][name]
-    return found
+    """What an operation adds to the costates of its arguments, by name, and errors where they are proved."""
+    proved = proved_pull_back(step, result, costate)
+    found: dict[str, Value | None] = {name: rounded.value for name, rounded in proved.items()}
+    if set(proved) != set(step.names.values()):
+        found = {**pull_back(step, values, costate), **found}
+    return found, {name: rounded.error for name, rounded in proved.items()}
 
 
 def proved_pull_back(step: Step, result: Pass, costate: Value) -> dict[str, Rounded]:

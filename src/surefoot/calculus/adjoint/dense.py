@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,7 +38,6 @@ from surefoot.operations.evaluation import run_in_double
 from surefoot.operations.products import is_linear
 from surefoot.operations.record import Form, record_of
 from surefoot.scalar import Rounded, rounded_derivatives
-from surefoot.torch_private import Deferred
 
 _ONCE = 256  # directions at a time
 _ENTRIES = 8.0e6  # numbers held at a time for one tensor
@@ -86,11 +85,6 @@ def derivatives_at_centre(result: Pass, keep: bool = False) -> Dense | None:
         OverflowError: if entries are too large.
         RuntimeError: if torch does not know how to differentiate an operation.
     """
-    enclosures = {  # weights that lie with several processes are few where directions are followed
-        name: replace(e, value=e.value.fetch()) if isinstance(e.value, Deferred) else e
-        for name, e in result.enclosures.items()
-    }
-    result = replace(result, enclosures=enclosures)
     locals_: dict[str, Local] = {}
     off_by: dict[str, tuple[float, float]] = {}
     for step in result.steps:
