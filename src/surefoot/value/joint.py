@@ -18,6 +18,7 @@ from surefoot.value.rounding import EXACT, rounds
 from surefoot.value.running import Runner
 
 _HEAVY = frozenset("matmul conv conv_input conv_weight".split())
+_GROWING = frozenset("relu tanh sigmoid softplus exp erf atan softsign hardtanh relu6 hardsigmoid selu".split())
 
 
 class Joint:
@@ -45,7 +46,7 @@ class Joint:
         self.boundary = sorted(read | ({out} if not moving[out] else set()))
         tensors, errors = self._evaluated(data)
         inexact = self._rounded()
-        builder, place = Builder(), {}
+        builder, place, users = Builder(), {}, program.users()
         for node in program.nodes:
             k, name = node.index, node.primitive.name
             builder.path, builder.dtype = node.path, node.dtype
@@ -57,6 +58,8 @@ class Joint:
                     place[k] = builder.constant(tensors[k])
                 else:
                     place[k] = builder.input(f"#{k}", node.shape, node.dtype)
+            elif moving[k] and name == "amax" and (first := self._monotone_before(node, users)) is not None:
+                place[k] = self._exchanged(builder, place, node, first)
             elif moving[k]:
                 inputs = [place[i] for i in node.inputs]
                 if name == "weigh" and inputs[1] not in builder.constants:
@@ -71,6 +74,27 @@ class Joint:
         costates = self.program.costates
         nodes, constants = self.program.nodes, self.program.constants
         self.linked = [k for k in costates if k in self.given or (nodes[k].inputs and rounds(nodes[k], constants))]
+
+    def _monotone_before(self, node: Node, users: list[list[int]]) -> int | None:
+        """A function that grows, before entries are moved and the largest of them taken."""
+        nodes = self.value_program.nodes
+        k = node.inputs[0]
+        while nodes[k].primitive.name in ("gather", "reshape", "permute") and len(users[k]) == 1:
+            k = nodes[k].inputs[0]
+        function = nodes[k].options.get("function")
+        grows = function is not None and function.order == 0 and function.name in _GROWING
+        return k if grows and len(users[k]) == 1 and self._moving[k] else None
+
+    def _exchanged(self, builder: Builder, place: dict[int, int], node: Node, first: int) -> int:
+        """The same with the function last: it has fewer entries, and where it is constant nothing is tied."""
+        nodes, moves, k = self.value_program.nodes, [], node.inputs[0]
+        while k != first:
+            moves.append(nodes[k])
+            k = nodes[k].inputs[0]
+        x = place[nodes[first].inputs[0]]
+        for move in reversed(moves):
+            x = builder.emit(move.primitive.name, x, *(place[i] for i in move.inputs[1:]), **move.options)
+        return builder.emit("scalar", builder.emit("amax", x, **node.options), **nodes[first].options)
 
     def rebind(self, tensors: Mapping[int, Tensor], errors: Mapping[int, Tensor]) -> None:
         """Take these tensors and errors of the data, by node of the value's program."""

@@ -15,8 +15,8 @@ is at most
 for scalar functions, of which neither the kernels nor the derivatives of higher order are listed, with k = 512: this
 is part of what is assumed of floating point, and tested.
 
-*Kinks and ties*: where a derivative jumps, the entries nearer to the jump than :data:`NEAR` are counted at each run;
-c of them are off by at most :math:`\sqrt c` times the jump, if errors are below :data:`NEAR`.
+*Kinks and ties*: where a derivative jumps, the entries that are nearer to the jump than errors reach are counted at
+each run; c of them are off by at most :math:`\sqrt c` times the jump.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from surefoot.bounds.scalars import enclose, pieces
 from surefoot.program import Node, Program, Scalar
 from surefoot.value.rounding import EXACT, additions, gamma, leading, multiplicity, product_terms, rounds
 
-NEAR = 2.0**-26
 _MOVES = EXACT - {"constant", "input", "amax", "maximum", "sort", "select_like", "pick_like"}
 
 
@@ -81,7 +80,7 @@ class Norms:
         self.counts = {k: float(rounding_count(program.nodes[k], program)) for k in nodes}
 
     def errors(
-        self, n: list[float], p: list[float], near: Mapping[int, int], least: Mapping[int, float],
+        self, n: list[float], p: list[float], near: Callable[[int, float], int], least: Mapping[int, float],
         spectral: Callable[[int], float], batches: Mapping[int, float], upto: int | None = None,
     ) -> tuple[list[float], list[float]]:
         """Norms of the errors and of the local errors of all nodes.
@@ -89,7 +88,7 @@ class Norms:
         Args:
             n: bounds of the norms of the measured nodes, of inputs and of constants; others are filled in.
             p: bounds of their largest entries, likewise.
-            near: how many entries are near a kink, or tied, by node.
+            near: how many entries are as near as this to a kink, or tied, of a node.
             least: the smallest absolute value of what a function with a pole is applied to, by node.
             spectral: a bound of the norm of an exact matrix.
             batches: bounds of the largest norms of matrices of a batch; else their norm together is taken.
@@ -108,7 +107,7 @@ class Norms:
                 continue
             if not self.is_measured[k]:
                 self._fill(node, n, p)
-            passed, size = self._rule(node, n, p, e, near.get(k, 0), least.get(k), spectral, batches)
+            passed, size = self._rule(node, n, p, e, near, least.get(k), spectral, batches)
             if self.rounds[k]:
                 known = self.leading[k]
                 if known is not None:
@@ -169,7 +168,8 @@ class Norms:
             n[k], p[k] = n[inputs[0]] * self.gains[k], p[inputs[0]]
 
     def _rule(
-        self, node: Node, n: list[float], p: list[float], e: list[float], near: int, least: float | None,
+        self, node: Node, n: list[float], p: list[float], e: list[float], near: Callable[[int, float], int],
+        least: float | None,
         spectral: Callable[[int], float], batches: Mapping[int, float],
     ) -> tuple[float, float]:  # fmt: skip
         """What errors of the inputs make of the result, and the sum of slopes times sizes."""
@@ -196,10 +196,8 @@ class Norms:
             slope = slope_over(node, 1, p[a] + e[a], low)
             if not e[a]:
                 return 0.0, slope * n[a]
-            if node.index in self.kinks and e[a] > NEAR:
-                slope = math.inf
             size = slope_over(node, 0, p[a] + e[a], low)
-            jumps = 2 * size * math.sqrt(near) if near else 0.0
+            jumps = 2 * size * math.sqrt(near(node.index, e[a])) if node.index in self.kinks else 0.0
             most = 2 * size * math.sqrt(node.shape.numel())
             return min(slope * e[a] + jumps, most), slope_over(node, 1, p[a], least) * n[a]
         root = math.sqrt(node.shape.numel())
@@ -226,8 +224,8 @@ class Norms:
                 scale = p[r] + e[r]
                 return scale * (1.01 * e[a] + 2.02 * e[z] * g) + 2.02 * e[r] * row, 0.0
             case "select_like" | "pick_like":
-                known = e[a] if e[b] <= NEAR else math.inf
-                return known + 2 * (p[a] + e[a]) * math.sqrt(2 * near), 0.0
+                tied = near(node.index, e[b]) if e[b] else 0
+                return e[a] + 2 * (p[a] + e[a]) * math.sqrt(2 * tied), 0.0
         return (math.inf if any(e[k] for k in inputs) else 0.0), math.inf
 
     def _normalisation(self, node: Node, n: list[float], p: list[float]) -> float:
@@ -275,17 +273,19 @@ def kinks_of(node: Node) -> tuple[float, ...]:
                  if function.order + 1 > smoothness)  # fmt: skip
 
 
-def count_near(node: Node, t: Callable[[int], Tensor]) -> int:
-    """How many entries are near a kink; of a selection, how many are as large as the largest but for themselves."""
+def count_near(node: Node, t: Callable[[int], Tensor], reach: float) -> int:
+    """How many entries are as near as this to a kink; of a selection, how many may be the largest but for those that
+    are.
+    """
     if node.primitive.name == "scalar":
         x, count = t(node.inputs[0]), 0
         for kink in kinks_of(node):
             distance = (x - kink if kink else x).abs()
-            count += int((distance <= NEAR).sum()) if float(distance.min()) <= NEAR else 0
+            count += int((distance <= reach).sum()) if float(distance.min()) <= reach else 0
         return count
     by, dims = t(node.inputs[1]), list(node.options["dims"])
     top = by.amax(dims, keepdim=True)
-    return int((by >= top - 2 * NEAR).sum()) - top.numel()
+    return int((by >= top - 2 * reach).sum()) - top.numel()
 
 
 _POLES = frozenset("log log1p sqrt rsqrt reciprocal".split())

@@ -40,7 +40,6 @@ from surefoot.value.running import Runner
 _SLACK = 1 + 1e-5  # round-off of the bounds themselves
 _MINOR = 0.3  # of the first order: what is left to norms
 _ROOMS = ((2.0,), (2.0, 1.1, 1.01, 1 + 1e-6))  # sizes that the second order is worked out for, over those of tensors
-_SMALL_ENOUGH = 0.5  # of the first order: a second one that is not made smaller
 
 
 class InfiniteValue(EvaluationError):
@@ -79,12 +78,11 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Norms and largest entries of tensors at these nodes; how many entries are near kinks, how near poles are."""
+    """Norms and largest entries of tensors at these nodes; how near poles are; the norms of matrices of a batch."""
 
     places: list[int]
     norms: list[float]
     peaks: list[float]
-    near: dict[int, int]
     least: dict[int, float]
     batches: dict[int, float]
 
@@ -96,18 +94,18 @@ class _Bounds:
     second: float
     n: list[float]
     limits: tuple[list[float], list[float]]
-    near: dict[int, int]
+    near: dict[int, tuple[float, int]]
     least: dict[int, float]
     batches: dict[int, float]
     anchors: dict[int, float]
     local: list[float]
 
-    def hold(self, sizes: _Sizes, norm_of: Callable[[int], float]) -> bool:
+    def hold(self, sizes: _Sizes, norm_of: Callable[[int], float], near: Callable[[int, float], int]) -> bool:
         """Whether tensors of these sizes are within."""
         limits = zip(self.limits, (sizes.norms, sizes.peaks), strict=True)
         return (
             all(all(map(operator.le, values, limit)) for limit, values in limits)
-            and all(count <= self.near[k] for k, count in sizes.near.items())
+            and all(near(k, reach) <= count for k, (reach, count) in self.near.items())
             and all(value >= self.least[k] for k, value in sizes.least.items())
             and all(value <= self.batches[k] for k, value in sizes.batches.items())
             and all(norm_of(k) <= bound for k, bound in self.anchors.items())
@@ -236,21 +234,30 @@ class Valuer:
         while self._level < 2:
             sizes = self._sizes(run, len(self.program.nodes))
             for room in _ROOMS[self._level]:
-                if self._bounds is None or not self._bounds.hold(sizes, lambda k: self._spectral_norm(run.tensors, k)):
+                if not self._holds(self._bounds, run, sizes):
                     self._bounds = self._bounded(run, sizes, room)
                 first = self._first_order(run, sizes)
                 total = min(total, (first + self._bounds.second) * _SLACK)
-                if self._bounds.second <= _SMALL_ENOUGH * first or total <= enough:
+                if self._bounds.second <= (0.5 if room > 1.5 else 2.0) * first or total <= enough:
                     return total
                 self._bounds = None
             self._level += 1
         self._level = 1 if self.single else 2
         return total if self.single else None
 
+    def _holds(self, bounds: _Bounds | None, run: Run, sizes: _Sizes) -> bool:
+        def norm_of(k: int) -> float:
+            return self._spectral_norm(run.tensors, k)
+
+        return bounds is not None and bounds.hold(sizes, norm_of, lambda k, reach: self._near(run, k, reach))
+
+    def _near(self, run: Run, k: int, reach: float) -> int:
+        return count_near(self.program.nodes[k], lambda i: self._tensor(run, i), reach)
+
     def _forward_error(self, run: Run) -> float:
         """How far the value is off by norms alone, from a pass without costates."""
         sizes = self._sizes(run, self._output + 1)
-        if self._ahead is None or not self._ahead.hold(sizes, lambda k: self._spectral_norm(run.tensors, k)):
+        if not self._holds(self._ahead, run, sizes):
             self._ahead = self._bounded(run, sizes, 2.0, self._output)
         return self._ahead.second
 
@@ -264,9 +271,8 @@ class Valuer:
             p = [_peak(t[k]) if k in asked else size for k, size in zip(places, n, strict=True)]
             batched = [k for k in norms.batched if k < end] if self._level else []
             batches = {k: float(torch.linalg.vector_norm(t[k], dim=(-2, -1)).max()) for k in batched}
-            near = {k: count_near(nodes[k], t.__getitem__) for k in [*norms.kinks, *norms.ties] if k < end}
             least = {k: float(t[nodes[k].inputs[0]].abs().min()) for k in norms.poles if k < end}
-            run.sizes[end, self._level] = _Sizes(places, n, p, near, least, batches)
+            run.sizes[end, self._level] = _Sizes(places, n, p, least, batches)
         return run.sizes[end, self._level]
 
     def _bounded(self, run: Run, sizes: _Sizes, room: float, upto: int | None = None) -> _Bounds:
@@ -278,7 +284,12 @@ class Valuer:
         for k, size, peak in zip(sizes.places, sizes.norms, sizes.peaks, strict=True):
             n[k], p[k] = size * room, peak * room
         limits = [size * room for size in sizes.norms], [size * room for size in sizes.peaks]
-        near = {k: int(count * room) for k, count in sizes.near.items()}
+        counted: dict[int, tuple[float, int]] = {}
+
+        def near(k: int, reach: float) -> int:
+            counted[k] = reach, self._near(run, k, reach)
+            return counted[k][1]
+
         least = {k: value / room for k, value in sizes.least.items()}
         batches = {k: value * room for k, value in sizes.batches.items()}
         anchors: dict[int, float] = {}
@@ -293,13 +304,13 @@ class Valuer:
 
         e, local = self._norms.errors(n, p, near, least, spectral, batches, upto)
         if upto is not None:
-            return _Bounds(e[upto] * _SLACK, n, limits, near, least, batches, anchors, e)
+            return _Bounds(e[upto] * _SLACK, n, limits, counted, least, batches, anchors, e)
         second = 0.0
         for k in self.joint.linked:
             c = costates[k]
             own = self._norms.given.get(k, local[k])
             second += own * e[c] + FLOOR[self.dtypes[k]] * math.sqrt(nodes[k].shape.numel()) * (n[c] + e[c])
-        return _Bounds(second if second == second else math.inf, n, limits, near, least, batches, anchors, local)
+        return _Bounds(second if second == second else math.inf, n, limits, counted, least, batches, anchors, local)
 
     @cached_property
     def _fixed_sizes(self) -> dict[int, tuple[float, float]]:
