@@ -41,7 +41,7 @@ from surefoot.bounds.scalars import bounds, enclose
 from surefoot.errors import UnsupportedOperation
 from surefoot.norms.matrix import spectral_norm
 from surefoot.program import Node, Program
-from surefoot.value.rounding import local_error, row_norms
+from surefoot.value.rounding import UNIT, local_error, row_norms, solution_error
 
 Rows = tuple[Tensor, tuple[int, ...]]
 """Norms along dimensions, which stay with size 1."""
@@ -77,7 +77,7 @@ class Entries:
     def _visit(self, node: Node) -> None:
         """The error of a node: what its inputs make of theirs, and its own."""
         moved = [k in self.error for k in node.inputs]
-        local = local_error(node, self.t, 2.0**-53, node.index in self.staged)
+        local = local_error(node, self.t, UNIT[torch.float64], node.index in self.staged)
         passed = self._passed(node) if any(moved) else None
         if local is not None:
             self.local[node.index] = local
@@ -139,6 +139,12 @@ class Entries:
                 (g, y), (eg, ey) = map(self._reach, inputs), map(self._zero_or, inputs)
                 add = lambda x: x.sum(options["dim"], keepdim=True)  # noqa: E731
                 return ey * (g + add(g * y)) + y * (eg + add(y * eg + g * ey))
+            case "solve":
+                a, moved = self.t(inputs[0]), self.error.get(inputs[0])
+                residual = self._zero_or(inputs[1])
+                if moved is not None:
+                    residual = residual + moved @ self.t(node.index).abs()
+                return solution_error(a, residual, moved)
             case "normalize" | "rstd":
                 return self._normalised(node)
             case "normalize_back":

@@ -74,7 +74,7 @@ class Norms:
         })  # fmt: skip
         self.poles = [k for k in nodes if has_pole(program.nodes[k])]
         self.gains = {k: linear_gain(program.nodes[k], program) for k in nodes}
-        self.absent = {k for k in absent if names[k] == "scalar"}
+        self.absent = {k for k in absent if names.get(k) == "scalar"}
         self.rounds = {k: rounds(program.nodes[k], program.constants) for k in nodes}
         self.leading = {k: self._leading(program.nodes[k]) for k in nodes}
         self.counts = {k: float(rounding_count(program.nodes[k], program)) for k in nodes}

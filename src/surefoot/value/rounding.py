@@ -176,6 +176,10 @@ def local_error(node: Node, t: Callable[[int], Tensor], unit: float, staged: boo
         case "softmax_back":
             g, y, dim = size(inputs[0]), size(inputs[1]), options["dim"]
             return y * (g + (g * y).sum(dim, keepdim=True)) * gamma(g.shape[dim] + 4, unit)
+        case "solve":
+            (a, b), x = (t(k).double() for k in inputs), t(node.index).double()
+            spread = gamma(a.shape[-1] + 3, unit) * (a.abs() @ x.abs() + b.abs())
+            return solution_error(a, (a @ x - b).abs() + spread, None)
         case "normalize" | "rstd":
             return _normalisation_error(node, t, unit)
         case "normalize_back":
@@ -225,13 +229,32 @@ def charges(nodes: Sequence[Node], t: Callable[[int], Tensor], costates: Sequenc
             right.append(costate)
         else:
             a, b = (t(k) for k in node.inputs)
-            columns = torch.linalg.vector_norm(b, dim=-2, keepdim=True).mT
+            columns = torch.linalg.vector_norm(b, dim=-2, keepdim=True).to(costate.dtype).mT
             rows = torch.linalg.vector_norm(a, dim=-1, keepdim=True)
-            sizes = (costate.abs() @ columns).mul_(rows)
+            sizes = (costate.abs() @ columns) * rows
             rest.append(sizes.sum(dtype=torch.float64) * gamma(a.shape[-1] + 1, unit))
     sums = torch._foreach_norm(torch._foreach_mul(left, right), 1, torch.float64) if left else []
     found = torch.stack([*sums, *rest]).tolist() if sums or rest else []
     return sum(f * x for f, x in zip([*factors, *[1.0] * len(rest)], found, strict=True))
+
+
+def solution_error(a: Tensor, residual: Tensor, moved: Tensor | None) -> Tensor:
+    r"""How far a solution of :math:`ax = b` is off whose residual is that, where a is off by as much as ``moved``.
+
+    With an approximate inverse R and :math:`E = I - Ra`, :math:`\|E\|_\infty < 1`, and as
+    :math:`a^{-1} = (I - E)^{-1}R`, an entry of :math:`a^{-1}\rho` is at most that of :math:`|R|\rho` and
+    :math:`\|E\|_\infty/(1 - \|E\|_\infty)` times the largest one.
+    """
+    n = a.shape[-1]
+    inverse = torch.linalg.inv_ex(a).inverse
+    error = (torch.eye(n, dtype=a.dtype, device=a.device) - inverse @ a).abs()
+    error = error + gamma(n + 2, 2.0**-53) * (inverse.abs() @ a.abs() + 1)
+    if moved is not None:
+        error = error + inverse.abs() @ moved
+    size = error.sum(-1).amax(-1)[..., None, None]
+    found = inverse.abs() @ residual * (1 + 1e-9)
+    known = torch.where(size < 0.5, size / (1 - size), math.inf)
+    return (found + known * found.amax(-2, keepdim=True)).nan_to_num(math.inf, math.inf, math.inf)
 
 
 def is_mask(w: Tensor) -> bool:
