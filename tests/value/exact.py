@@ -101,6 +101,8 @@ def computed(node: Node, t: list[Any]) -> Array:
         case "select_like" | "pick_like":
             dims = tuple(options["dims"])
             chosen = t[1] >= t[1].max(axis=dims, keepdims=True)
+            if (chosen.sum(axis=dims) != 1).any():
+                raise NotImplementedError("ties")
             picked = np.where(chosen, t[0], arb(0))
             return picked if name == "select_like" else picked.sum(axis=dims, keepdims=True)
         case "scalar":

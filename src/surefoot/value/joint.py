@@ -156,6 +156,9 @@ class Joint:
 
     @property
     def fits_single(self) -> bool:
-        """Whether the fixed tensors are numbers of single precision."""
-        real = [t for t in self.fixed.values() if t.is_floating_point()]
-        return not self.given and all(bool((t.float().double() == t).all()) for t in real)
+        """Whether what is run in single precision is given numbers of single precision."""
+        dtypes, nodes = self.dtypes(True), self.program.nodes
+        read = {k for node in nodes if node.primitive.name != "weigh" for k in node.inputs}
+        narrow = [k for k in self.fixed if dtypes[k] == torch.float32 and (k in read or k in self.given)]
+        real = [self.fixed[k] for k in narrow if self.fixed[k].is_floating_point()]
+        return not any(k in self.given for k in narrow) and all(bool((t.float().double() == t).all()) for t in real)

@@ -281,6 +281,7 @@ def count_near(node: Node, t: Callable[[int], Tensor], reach: float) -> int:
         x, count = t(node.inputs[0]), 0
         for kink in kinks_of(node):
             distance = (x - kink if kink else x).abs()
+            reach = reach + abs(kink) * 2.0**-22  # in single precision the kink is rounded
             count += int((distance <= reach).sum()) if float(distance.min()) <= reach else 0
         return count
     by, dims = t(node.inputs[1]), list(node.options["dims"])

@@ -157,7 +157,7 @@ class Valuer:
         self._level = 0  # 0: Frobenius norms, 1: spectral norms and largest entries, 2: entries
         self._bounds: _Bounds | None = None
         self._ahead: _Bounds | None = None  # of a pass without costates
-        self._major: list[int] = []  # the nodes whose part of the first order is worked out by entries
+        self._major: set[int] = set()  # the nodes whose part of the first order is worked out by entries
         self._spectral: dict[int, tuple[Tensor, float]] = {}
 
     def _judged(self) -> list[int]:
@@ -238,7 +238,7 @@ class Valuer:
                     self._bounds = self._bounded(run, sizes, room)
                 first = self._first_order(run, sizes)
                 total = min(total, (first + self._bounds.second) * _SLACK)
-                if self._bounds.second <= (0.5 if room > 1.5 else 2.0) * first or total <= enough:
+                if math.isfinite(total) and self._bounds.second <= (0.5 if room > 1.5 else 2.0) * first or total <= enough:
                     return total
                 self._bounds = None
             self._level += 1
@@ -336,9 +336,11 @@ class Valuer:
         rest = self._by_norms(sizes)
         while True:
             total = self._by_parts(run)
-            minor = sum(rest.values()) - sum([rest[k] for k in self._major]) if math.isfinite(sum(rest.values())) else math.inf
+            minor = sum([value for k, value in rest.items() if k not in self._major])
             if minor <= _MINOR * total or len(self._major) == len(rest):
                 return total + minor
+            if not math.isfinite(total):
+                return math.inf
             order, tail = sorted(rest, key=rest.__getitem__), 0.0
             least = len(self._major) + 1  # the largest, until what is left is small enough
             allowed = 0.5 * _MINOR * max(total, minor / 8)
@@ -346,7 +348,7 @@ class Valuer:
                 tail += rest[k]
                 if tail > allowed or place >= len(order) - least:
                     break
-            self._major = sorted(order[place:])
+            self._major = set(order[place:])
 
     def _by_norms(self, sizes: _Sizes) -> dict[int, float]:
         """The parts of the first order by norms."""
