@@ -30,31 +30,28 @@ readme: .venv/.installed-test
 docs: .venv/.installed-docs
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
 
+# NAMES="tightness convergence": other tables; `python -m benchmarks --list` says which there are.
 bench: .venv/.installed-test
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks $(or $(NAMES),speed durations)
 
 # Twenty minutes of random rounds with faults put in; the counts go to docs/reliability.md.
 soak: .venv/.installed-test
 	$(BIN)/python -m benchmarks.soak
 
-# Other packages, in folders of their own; what cannot be installed is said on the pages.
+# Other packages, in a folder of their own; what cannot be installed is left out of the tables.
 PEERS := prodigyopt schedulefree dadaptation curvlinops-for-pytorch backpack-for-pytorch torch-levenberg-marquardt \
   pytorch-minimize eclipse-nn einconv einops unfoldNd tqdm pytorch_lightning lightning_utilities torchmetrics fsspec \
   linear_operator jaxtyping wadler_lindig typeguard
 build/peers:
 	for each in $(PEERS); do $(BIN)/python -m pip install --quiet --no-deps --target $@ $$each || echo "without $$each"; done
 
-build/autobound:
-	$(PYTHON) -m venv $@ && $@/bin/pip install --quiet autobound typing_extensions jax==0.4.18 jaxlib==0.4.18 \
-	  'numpy<2' 'scipy<1.13' || { rm -rf $@; echo "without autobound"; }
+peers: .venv/.installed-test build/peers
+	$(BIN)/python -m benchmarks peers lipschitz
 
-peers: .venv/.installed-test build/peers build/autobound
-	$(BIN)/python -m docs.peers
-
-# Goes on where it was cut off; make training OPTIONS="--quick --seeds 1" takes a quarter of an hour.
+# Some hours; all benchmarks go on where they were cut off, as long as the code is the same.
 training: .venv/.installed-test build/peers
-	$(BIN)/python -m docs.training --jobs 2 $(OPTIONS)
-	$(BIN)/python -m docs.minibatches --jobs 2
+	$(BIN)/python -m benchmarks training minibatches --jobs 2
+	$(BIN)/python -m benchmarks.training
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build docs/gallery docs/operations.rst docs/command-line.md

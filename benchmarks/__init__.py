@@ -1,10 +1,6 @@
-"""Benchmarks: how long surefoot takes, as ratios to plain PyTorch in the same run.
+"""Benchmarks by name, whose tables stand on pages of the documentation: ``python -m benchmarks --list``.
 
-* ``timing``: measuring two functions side by side; ``keeping``: what was measured, and of which code.
-* ``training``: certified descent next to other methods at equal work, on the ``networks``, by the methods of
-  ``baselines``; ``minibatches``: proved epochs next to fixed rates; ``cells``: their results in files.
-* ``autodiff``: the automatic-differentiation oracle against ``torch.autograd.grad``.
-
-``python -m benchmarks`` runs all of them and writes ``docs/benchmarks.md``. A benchmark is a module of this folder
-with a function ``run`` that returns its rows, or functions that measure them.
+* ``runner``: the registry, stored results, tables in pages; ``timing``: two functions side by side.
+* ``networks``: models and data; every other module measures what its page is about.
+* ``soak``: random rounds with faults put in; ``frozen`` and ``frozen_values``: numbers that no change may worsen.
 """

@@ -7,28 +7,27 @@ descend; before each the theorems are asked. Newton steps for objectives with a 
 from __future__ import annotations
 
 import resource
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
 import surefoot as sf
-from benchmarks.continued import largest_quotient
-from surefoot.data import load
-from surefoot.theorems import FastHeavyBall, Interpolation
+from benchmarks.networks import from_sklearn, images, perceptron
+from benchmarks.runner import Case, benchmark
+from benchmarks.timing import seconds
 
-_MOST_STEPS = 25
-WIDTHS = tuple(2**k for k in range(6, 20))
-SAMPLES = (5, 10, 20)
+MOST_STEPS, WIDTHS = 25, tuple(2**k for k in range(6, 18))
+NAMES = {"gauss_newton": "Gauss-Newton", "gradient": "gradient descent", "newton": "Newton"}
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A network, its data and its objective."""
+    """A network and its data: squares, or with a ridge cross-entropy."""
 
     name: str
     make: Callable[[], nn.Module]
@@ -36,75 +35,34 @@ class Problem:
     ridge: float = 0.0
 
     @property
-    def classifies(self) -> bool:
-        """Whether it is a cross-entropy with a ridge."""
-        return self.ridge > 0
-
-
-@dataclass(frozen=True)
-class Row:
-    """When it was proved.
-
-    Attributes:
-        problem: the name.
-        method: whose convergence.
-        steps: taken before; ``None`` if it was not proved.
-        residual: of the outputs there, or the gradient.
-        before: the factor that was missing one step earlier.
-        distance: how far the limit may be.
-        iterations: steps to bring the objective within 1e-12 of its minimum.
-        kept: the next steps in 200-bit arithmetic over what is promised of them, at most; not a number if they
-            were not taken.
-    """
-
-    problem: str
-    method: str
-    steps: int | None
-    residual: float
-    before: float
-    distance: float
-    iterations: int
-    kept: float
-
-
-def perceptron(*sizes: int, activation: type[nn.Module]) -> nn.Sequential:
-    """Linear layers with a function between them."""
-    layers: list[nn.Module] = []
-    for k in range(len(sizes) - 1):
-        layers += [nn.Linear(sizes[k], sizes[k + 1]), activation()]
-    return nn.Sequential(*layers[:-1])
-
-
-def _layers(activation: type[nn.Module], *sizes: int) -> Callable[[], nn.Module]:
-    return partial(perceptron, *sizes, activation=activation)
+    def methods(self) -> tuple[str, ...]:
+        return ("newton", "gradient") if self.ridge else ("gauss_newton", "gradient")
 
 
 def small_convolution(outputs: int = 1) -> nn.Sequential:
     """Four filters and a linear layer."""
-    return nn.Sequential(
-        nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(144, outputs)
-    )
+    last = nn.Linear(144, outputs)
+    return nn.Sequential(nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), last)
 
 
 def digits(count: int, classes: bool = False) -> tuple[Tensor, Tensor]:
     """Digits with their numbers over 9, or as unit vectors."""
-    found = load("digits").flat()
-    assert found.y is not None
-    x, y = found.x[:count].double(), found.y[:count]
-    return x, nn.functional.one_hot(y, 10).double() if classes else y[:, None].double() / 9
+    x, y = images("digits", count)
+    return x.flatten(1), one_hot(y, 10).double() if classes else y[:, None].double() / 9
 
 
-def from_sklearn(name: str, count: int) -> tuple[Tensor, Tensor]:
-    """Standardised inputs, every third sample; classes as unit vectors, numbers standardised."""
-    x, y = getattr(import_module("sklearn.datasets"), f"load_{name}")(return_X_y=True)
-    inputs, targets = torch.as_tensor(x).double(), torch.as_tensor(y)
-    inputs = (inputs - inputs.mean(0)) / inputs.std(0)
-    if targets.is_floating_point():
-        targets = ((targets - targets.mean()) / targets.std())[:, None].double()
-    else:
-        targets = nn.functional.one_hot(targets.long()).double()
-    step = max(1, len(inputs) // count)
-    return inputs[::step][:count], targets[::step][:count]
+def table(name: str, count: int) -> tuple[Tensor, Tensor]:
+    """Standardised inputs, evenly chosen; classes as unit vectors, numbers standardised."""
+    x, y = from_sklearn(name)
+    y = ((y - y.mean()) / y.std())[:, None].double() if y.is_floating_point() else one_hot(y.long()).double()
+    step = max(1, len(x) // count)
+    return x[::step][:count], y[::step][:count]
+
+
+def two_digits() -> tuple[Tensor, Tensor]:
+    """Zeros and ones."""
+    x, y = images()
+    return x[y < 2][:60].flatten(1), one_hot(y[y < 2][:60], 2).double()
 
 
 class Poisson(nn.Module):
@@ -118,7 +76,6 @@ class Poisson(nn.Module):
         self.first, self.last, self.end = nn.Linear(1, width), nn.Linear(width, 1), end
 
     def forward(self, x: Tensor) -> Tensor:
-        """The second derivative of u."""
         inner, speed = self.first(x), torch.ones_like(x) @ self.first.weight.mT
         value = torch.tanh(inner)
         steep = 1 - value * value
@@ -134,107 +91,62 @@ def poisson(count: int, end: float = 6.0) -> tuple[Tensor, Tensor]:
     return x, -((torch.pi / end) ** 2) * torch.sin(torch.pi * x / end)
 
 
-def two_digits() -> tuple[Tensor, Tensor]:
-    """Zeros and ones."""
-    found = load("digits").flat()
-    assert found.y is not None
-    kept = found.y < 2
-    return found.x[kept][:60].double(), nn.functional.one_hot(found.y[kept][:60], 2).double()
+def _mlp(*sizes: int, activation: str = "tanh") -> Callable[[], nn.Module]:
+    return lambda: perceptron(*sizes, activation=activation)[1:]
 
 
 PROBLEMS = (
-    Problem("digits, tanh 64-64-1, 20", _layers(nn.Tanh, 64, 64, 1), partial(digits, 20)),
-    Problem("digits, tanh 64-64-64-1, 30", _layers(nn.Tanh, 64, 64, 64, 1), partial(digits, 30)),
-    Problem("digits, soft-plus 64-128-1, 50", _layers(nn.Softplus, 64, 128, 1), partial(digits, 50)),
-    Problem("digits, ReLU 64-256-1, 20", _layers(nn.ReLU, 64, 256, 1), partial(digits, 20)),
-    Problem("digits, ReLU 64-512-1, 50", _layers(nn.ReLU, 64, 512, 1), partial(digits, 50)),
-    Problem("wine, GELU 13-128-3, 40 × 3", _layers(nn.GELU, 13, 128, 3), partial(from_sklearn, "wine", 40)),
-    Problem("diabetes, tanh 10-256-1, 100", _layers(nn.Tanh, 10, 256, 1), partial(from_sklearn, "diabetes", 100)),
+    Problem("digits, tanh 64-64-1, 20", _mlp(64, 64, 1), partial(digits, 20)),
+    Problem("digits, tanh 64-64-64-1, 30", _mlp(64, 64, 64, 1), partial(digits, 30)),
+    Problem("digits, soft-plus 64-128-1, 50", _mlp(64, 128, 1, activation="soft-plus"), partial(digits, 50)),
+    Problem("digits, ReLU 64-256-1, 20", _mlp(64, 256, 1, activation="ReLU"), partial(digits, 20)),
+    Problem("digits, ReLU 64-512-1, 50", _mlp(64, 512, 1, activation="ReLU"), partial(digits, 50)),
+    Problem("wine, GELU 13-128-3, 40 × 3", _mlp(13, 128, 3, activation="GELU"), partial(table, "wine", 40)),
+    Problem("diabetes, tanh 10-256-1, 100", _mlp(10, 256, 1), partial(table, "diabetes", 100)),
     Problem("Poisson equation u″ = f, tanh 1-128-1, 12", partial(Poisson, 128), partial(poisson, 12)),
     Problem("digits, small CNN, tanh, 12", small_convolution, partial(digits, 12)),
-    Problem(
-        "wine, tanh 13-6-3, cross-entropy, ridge 0.03",
-        _layers(nn.Tanh, 13, 6, 3),
-        partial(from_sklearn, "wine", 60),
-        0.03,
-    ),
-    Problem(
-        "digits 0 and 1, tanh 64-4-2, cross-entropy, ridge 0.03", _layers(nn.Tanh, 64, 4, 2), two_digits, 0.03
-    ),
+    Problem("wine, tanh 13-6-3, cross-entropy, ridge 0.03", _mlp(13, 6, 3), partial(table, "wine", 60), 0.03),
+    Problem("digits 0 and 1, tanh 64-4-2, cross-entropy, ridge 0.03", _mlp(64, 4, 2), two_digits, 0.03),
     Problem(
         "digits 0 and 1, small CNN, cross-entropy, ridge 0.01", partial(small_convolution, 2), two_digits, 0.01
     ),
     Problem(
-        "digits 0 and 1, small CNN, cross-entropy, ridge 0.001", partial(small_convolution, 2), two_digits, 0.001
+        "digits 0 and 1, small CNN, cross-entropy, ridge 0.001", partial(small_convolution, 2), two_digits, 1e-3
     ),
-    Problem("digits, tanh 64-256-10, 100 × 10", _layers(nn.Tanh, 64, 256, 10), partial(digits, 100, classes=True)),
+    Problem("digits, tanh 64-256-10, 100 × 10", _mlp(64, 256, 10), partial(digits, 100, classes=True)),
 )
 
 
-def run(problem: Problem, methods: tuple[str, ...]) -> Iterator[Row]:
-    """The row of each method, once it is proved."""
+@benchmark("convergence", "convergence", "problem, samples | method | proved after | residual | missing before | "
+           "distance | steps to 1e-12")  # fmt: skip
+def convergence() -> Iterator[Case]:
+    """After how many steps each method is proved to converge."""
+    for problem in PROBLEMS:
+        for method in problem.methods:
+            yield f"{problem.name}, {NAMES[method]}", partial(_when, problem, method)
+
+
+def _when(problem: Problem, method: Any) -> list[str]:
     torch.manual_seed(0)
     model = problem.make().double()
     x, y = problem.data()
-    ridge = sf.Ridge(problem.ridge) if problem.classifies else None
-    objective = sf.CrossEntropy(y) if problem.classifies else sf.Square(y)
-    missing = dict.fromkeys(methods, float("inf"))
-
-    def whole() -> Tensor:
-        squares = sum((p * p).sum() for p in model.parameters())
-        return objective(model(x)) + problem.ridge / 2 * squares if problem.classifies else objective(model(x))
-
-    for steps in range(_MOST_STEPS + 1):
-        for method in list(missing):
-            verdict = sf.convergence(model, x, objective, ridge, method, "low")  # type: ignore[arg-type]
-            if not verdict.proved and verdict.missing < 100:
-                verdict = sf.convergence(model, x, objective, ridge, method)  # type: ignore[arg-type]
-            if not verdict.proved and steps < _MOST_STEPS:
-                missing[method] = verdict.missing
-                continue
-            yield Row(
-                problem.name,
-                method,
-                steps if verdict.proved else None,
-                verdict.hypotheses[0].value if verdict.hypotheses else float("nan"),
-                missing.pop(method),
-                verdict.distance or float("inf"),
-                verdict.iterations(1e-12) if verdict.proved else 0,
-                largest_quotient(model, x, y, verdict, whole) if verdict.proved else float("nan"),
-            )
-        if not missing:
-            return
-        (newton if problem.classifies else gauss_newton)(model, x, y, problem.ridge)
+    ridge = sf.Ridge(problem.ridge) if problem.ridge else None
+    objective = sf.CrossEntropy(y) if problem.ridge else sf.Square(y)
+    missing = ""
+    for steps in range(MOST_STEPS + 1):
+        verdict = sf.convergence(model, x, objective, ridge, method, "low")
+        if not verdict.proved and verdict.missing < 100:
+            verdict = sf.convergence(model, x, objective, ridge, method)
+        if verdict.proved:
+            residual, count = f"{verdict.hypotheses[0].value:.1e}", f"{verdict.iterations(1e-12):,}"
+            return [problem.name, NAMES[method], str(steps), residual, missing, f"{verdict.distance:.1e}", count]
+        missing = f"{verdict.missing:.2g}"
+        (_newton if problem.ridge else _gauss_newton)(model, x, y, problem.ridge)
+    return [problem.name, NAMES[method], "not proved", "", missing, "", ""]
 
 
-def gauss_newton(model: nn.Module, x: Tensor, y: Tensor, ridge: float = 0.0) -> None:
-    """A step by the Gram matrix of the Jacobian, halved until the residual is smaller."""
-    jacobian = _jacobian(model, x)
-    residual = (model(x) - y).detach().reshape(-1)
-    gram = jacobian @ jacobian.mT
-    gram.diagonal().add_(1e-13 * gram.diagonal().mean())
-    _halved(model, -(jacobian.mT @ torch.linalg.solve(gram, residual)), lambda: (model(x) - y).norm())
-
-
-def newton(model: nn.Module, x: Tensor, y: Tensor, ridge: float) -> None:
-    """A Newton step with the absolute values of the eigenvalues, halved until the objective is smaller."""
-    named = dict(model.named_parameters())
-    loss, penalty = sf.CrossEntropy(y), sf.Ridge(ridge)
-
-    def value(*parameters: Tensor) -> Tensor:
-        given = dict(zip(named, parameters, strict=True))
-        return loss(torch.func.functional_call(model, given, (x,))) + penalty(given)
-
-    here = tuple(p.detach().clone().requires_grad_() for p in named.values())
-    slope = torch.cat([g.reshape(-1) for g in torch.autograd.grad(value(*here), here)])
-    blocks = torch.autograd.functional.hessian(value, here)
-    rows = [torch.cat([b.reshape(p.numel(), -1) for b in row], 1) for p, row in zip(here, blocks, strict=True)]
-    values, vectors = torch.linalg.eigh(torch.cat(rows))
-    step = -vectors @ ((vectors.mT @ slope) / values.abs().clamp(min=1e-4))
-    _halved(model, step, lambda: value(*model.parameters()))
-
-
-def _jacobian(model: nn.Module, x: Tensor) -> Tensor:
+def _gauss_newton(model: nn.Module, x: Tensor, y: Tensor, ridge: float) -> None:
+    """A step by the Gram matrix of the Jacobian."""
     named = {name: p.detach() for name, p in model.named_parameters()}
 
     def outputs(parameters: dict[str, Tensor], sample: Tensor) -> Tensor:
@@ -242,10 +154,32 @@ def _jacobian(model: nn.Module, x: Tensor) -> Tensor:
         return result
 
     parts = torch.func.vmap(torch.func.jacrev(outputs), (None, 0))(named, x)
-    return torch.cat([part.flatten(0, 1).flatten(1) for part in parts.values()], 1)
+    jacobian = torch.cat([part.flatten(0, 1).flatten(1) for part in parts.values()], 1)
+    residual, gram = (model(x) - y).detach().reshape(-1), jacobian @ jacobian.mT
+    gram.diagonal().add_(1e-13 * gram.diagonal().mean())
+    _halved(model, -(jacobian.mT @ torch.linalg.solve(gram, residual)), lambda: (model(x) - y).norm())
+
+
+def _newton(model: nn.Module, x: Tensor, y: Tensor, ridge: float) -> None:
+    """A Newton step with the absolute values of the eigenvalues."""
+    named = dict(model.named_parameters())
+    loss, penalty = sf.CrossEntropy(y), sf.Ridge(ridge)
+
+    def value(*parameters: Tensor) -> Tensor:
+        given = dict(zip(named, parameters, strict=True))
+        return loss(torch.func.functional_call(model, given, (x,))) + penalty(given)
+
+    start = tuple(p.detach().clone().requires_grad_() for p in named.values())
+    slope = torch.cat([g.reshape(-1) for g in torch.autograd.grad(value(*start), start)])
+    blocks = torch.autograd.functional.hessian(value, start)
+    rows = [torch.cat([b.reshape(p.numel(), -1) for b in row], 1) for p, row in zip(start, blocks, strict=True)]
+    values, vectors = torch.linalg.eigh(torch.cat(rows))
+    step = -vectors @ ((vectors.mT @ slope) / values.abs().clamp(min=1e-4))
+    _halved(model, step, lambda: value(*model.parameters()))
 
 
 def _halved(model: nn.Module, step: Tensor, value: Callable[[], Tensor]) -> None:
+    """The step, halved until the value is smaller."""
     before, first = nn.utils.parameters_to_vector(model.parameters()).detach(), float(value().detach())
     for k in range(12):
         nn.utils.vector_to_parameters(before + step / 2**k, model.parameters())
@@ -253,55 +187,44 @@ def _halved(model: nn.Module, step: Tensor, value: Callable[[], Tensor]) -> None
             return
 
 
-def gradient_steps(problem: Problem, most: int = 8) -> tuple[int, float, list[int | None]]:
-    """After the first Gauss-Newton step from which momentum is proved to be fast: how many there were, the
-    residual, and the steps to a millionth of the loss of gradient descent, with step sizes per block, with
-    momentum, and on batches of five samples, with a probability of 95 %.
-    """
-    torch.manual_seed(0)
-    model = problem.make().double()
-    x, y = problem.data()
-    objective = sf.Square(y)
-    taken, fast = 0, sf.convergence(model, x, objective, method="momentum", effort="low")
-    while taken < most and not (fast.proved and isinstance(fast.statement, FastHeavyBall)):
-        gauss_newton(model, x, y)
-        taken, fast = taken + 1, sf.convergence(model, x, objective, method="momentum", effort="low")
-    verdicts = (
-        sf.convergence(model, x, objective, method="gradient"),
-        sf.convergence(model, x, objective, method="gradient", per_block=True),
-        fast,
-        sf.convergence(model, x, objective, method="stochastic", batch_size=5),
-    )
-    loss = fast.loss or 1.0
-    counts = [verdict.iterations(1e-6 * loss) if verdict.proved else None for verdict in verdicts]
-    return taken, fast.hypotheses[0].value, counts
-
-
-def at_the_start(method: str, samples: int, most: int) -> tuple[int, float] | None:
+@benchmark("first-step", "convergence", "samples | Gauss-Newton | h | gradient descent | 1 - rate")
+def first_step() -> Iterator[Case]:
     """The smallest power of two W for which zero loss of tanh 64-W-1 is proved before the first step."""
-    x, y = digits(samples)
-    for width in WIDTHS:
-        if width > most:
-            break
-        torch.manual_seed(0)
-        model = perceptron(64, width, 1, activation=nn.Tanh).double()
-        verdict = sf.convergence(model, x, sf.Square(y), method=method)  # type: ignore[arg-type]
-        if verdict.proved:
-            statement = verdict.statement
-            return width, statement.h if isinstance(statement, Interpolation) else (verdict.rate or 1.0)
-    return None
+    yield from ((str(samples), partial(_first, samples)) for samples in (5, 10, 20))
 
 
-def large(samples: int) -> tuple[float, float, float]:
-    """A verified singular value of ten rows per sample and nearly a million parameters, with the processor time of
-    a look at Gauss-Newton and the memory of the process in gigabytes.
-    """
-    torch.set_num_threads(1)
+def _first(samples: int) -> list[str]:
+    row, (x, y) = [str(samples)], digits(samples)
+    for method in ("gauss_newton", "gradient"):
+        cells = [f"> {WIDTHS[-1]:,}", ""]
+        for width in WIDTHS:
+            torch.manual_seed(0)
+            verdict = sf.convergence(_mlp(64, width, 1)().double(), x, sf.Square(y), method=method)  # type: ignore[arg-type]
+            if verdict.proved:
+                size = f"{getattr(verdict.statement, 'h', 0.0):.2f}" if method == "gauss_newton" else (
+                    f"{1 - (verdict.rate or 1.0):.1e}"
+                )  # fmt: skip
+                cells = [f"**{width:,}**", size]
+                break
+        row += cells
+    return row
+
+
+@benchmark("sizes", "convergence", "rows | parameters | σ | processor seconds | memory, GB")
+def sizes() -> Iterator[Case]:
+    """A verified singular value of ten rows per sample and nearly a million parameters."""
+    yield from ((str(samples), partial(_large, samples)) for samples in (200, 1000))
+
+
+def _large(samples: int) -> list[str]:
+    """With the memory of this process, which is larger if it has measured something else before."""
     torch.manual_seed(0)
-    model = perceptron(64, 1000, 900, 10, activation=nn.Tanh).double()
-    x, y = digits(samples, classes=True)
-    began = time.process_time()
-    verdict = sf.convergence(model, x, sf.Square(y), effort="low")
-    seconds = time.process_time() - began
-    (sigma,) = (hypothesis.value for hypothesis in verdict.hypotheses if hypothesis.symbol == "σ")
-    return sigma, seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    model = _mlp(64, 1000, 900, 10)().double()
+    (x, y), found = digits(samples, classes=True), []
+    taken = seconds(lambda: found.append(sf.convergence(model, x, sf.Square(y), effort="low")))
+    (sigma,) = (
+        hypothesis.bound.removeprefix("≥ ") for hypothesis in found[0].hypotheses if hypothesis.symbol == "σ"
+    )
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    count = sum(p.numel() for p in model.parameters())
+    return [f"{10 * samples:,}", f"{count:,}", sigma, f"{taken:.0f}", f"{memory:.1f}"]

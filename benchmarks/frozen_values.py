@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from torch.nn import functional as F
 
 import surefoot as sf
 from benchmarks.networks import problems
-from benchmarks.timing import compare, one_thread
+from benchmarks.timing import compare
 
 FILE = Path(__file__).resolve().parent.parent / "tests" / "frozen_values.json"
 TYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -134,7 +133,7 @@ def letters() -> Tensor:
 
 def cases() -> Iterator[Case]:
     """All of them."""
-    for problem in problems(quick=True):
+    for problem in problems():
         yield Case(problem.name, problem.build, problem.x, problem.objective.bound_to(problem.y))
     draw = torch.Generator().manual_seed(1)
     x6, images, tokens, series = (
@@ -215,8 +214,7 @@ def priced(case: Case, pairs: int = 15) -> float:
         torch.autograd.grad(case.loss(outputs), list(model.parameters()), allow_unused=True)
 
     theirs()
-    found = compare(case.name, ours, "a gradient", theirs, target=math.nan, pairs=pairs, calls=3, warm_up=3)
-    return found.ratio
+    return compare(ours, theirs, pairs, calls=3, warm_up=3).ratio
 
 
 def evaluation(model: nn.Module, x: Any, loss: nn.Module) -> Callable[[dict[str, Tensor]], object]:
@@ -235,7 +233,8 @@ def evaluation(model: nn.Module, x: Any, loss: nn.Module) -> Callable[[dict[str,
 def everything() -> dict[str, dict[str, Any]]:
     """Values, errors and prices by name."""
     found: dict[str, dict[str, Any]] = {}
-    with one_thread(), warnings.catch_warnings():
+    torch.set_num_threads(1)
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for case in cases():
             row: dict[str, Any] = {name: measured(case, dtype) for name, dtype in TYPES.items()}

@@ -3,17 +3,14 @@
 Each package takes the step that it has: curvlinops and BackPACK have products with the Gauss-Newton matrix, to
 which plain conjugate gradients are added here; torch-levenberg-marquardt solves its own damped system, with a
 damping that makes its model the same where it can be; pytorch-minimize takes one iteration of its Newton method on
-the loss plus the proximal term, with the accuracy of its own rule. surefoot's graph of a model is captured before.
-What each of them reaches stands beside its time:
+the loss plus the proximal term, with the accuracy of its own rule. What each reaches stands beside its time:
 
 * *residual*: the gradient of the Gauss-Newton model (of the Newton model for pytorch-minimize) at the step,
-  relative to that at zero, evaluated in double precision at the same parameters. Solvers that take a tolerance
-  are measured at 1e-1, 1e-3 and 1e-6;
+  relative to that at zero, evaluated in double precision at the same parameters;
 * *error*: the step against a dense solve of the same model on a network of 51 parameters in double precision,
   with κ increased for Newton's model until it has a minimum.
 
-A package that cannot be imported is left out, with a line that says so: ``pip install surefoot[peers]``, or in
-a folder of their own, ``build/peers``, as ``make peers`` does.
+A package that cannot be imported is left out: ``make peers`` installs them into ``build/peers``.
 """
 
 from __future__ import annotations
@@ -21,8 +18,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -31,107 +27,66 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import surefoot as sf
-from benchmarks.baselines import PEERS
-from benchmarks.oracles import PRODUCT, STEP, TOLERANCE, networks
-from benchmarks.timing import Measurement, compare
-from surefoot.oracles.problem import Problem
+from benchmarks.runner import ROOT, Case, benchmark
+from benchmarks.speed import ORACLES
+from benchmarks.timing import compare
 
 Step = Callable[[nn.Module, Tensor, Tensor, float, float], Tensor]
 Product = Callable[[nn.Module, Tensor, Tensor], Callable[[Tensor], Tensor]]
+RESIDUALS = (1e-1, 1e-3, 1e-6)
 
 
-@dataclass(frozen=True)
-class Peer(Measurement):
-    """A measurement with what was reached.
-
-    Attributes:
-        residual: of the step that was timed; ``None`` for a product.
-        error: of the same method on a small network, against the dense solution.
-    """
-
-    residual: float | None = None
-    error: float | None = None
+def package(name: str) -> Any:
+    """A module of another package, from ``build/peers`` if it is there; ``None`` if it is not installed."""
+    folder = str(ROOT / "build" / "peers")
+    sys.path += [folder] if folder not in sys.path else []
+    try:
+        return import_module(name)
+    except Exception as error:  # what an import of another package may raise is unknown
+        print(f"{name} is left out: {error}", file=sys.stderr, flush=True)
+        return None
 
 
-def run(tolerances: tuple[float, ...] | None = None, first: int | None = None) -> Iterator[Callable[[], Peer]]:
-    """Steps and products on a perceptron and a small convolutional network: to be called.
-
-    Perhaps for fewer residuals, or the first networks alone.
-    """
-    present = _present()
-    for title, model, x, pairs in networks()[:first]:
-        y = torch.randint(0, 10, (len(x),), generator=torch.Generator().manual_seed(1))
+@benchmark("peers", "benchmarks", "what | ratio to a gradient | quartiles | residual | error")
+def peers() -> Iterator[Case]:
+    """Steps and products on a perceptron and a small convolutional network."""
+    there = {name for name, module in MODULES.items() if module is None or package(module)}
+    for title in ORACLES:
         for kappa in (0.1, 1e-3):
-            for name in STEPS:
-                for tolerance in (tolerances or RESIDUALS) if name in TO_A_RESIDUAL else RESIDUALS[-1:]:
-                    if name.partition(":")[0] in present:
-                        yield partial(_step, name, title, model, x, y, kappa, tolerance, pairs)
-        for name in PRODUCTS:
-            if name.partition(":")[0] in present:
-                yield partial(_product, name, title, model, x, y, pairs)
+            for name in (name for name in STEPS if name.partition(":")[0] in there):
+                for tolerance in RESIDUALS if name in TO_A_RESIDUAL else RESIDUALS[-1:]:
+                    ending = f", to {tolerance:g}" if name in TO_A_RESIDUAL else ""
+                    what = f"{title}, κ = {kappa:g}: {name}{ending}"
+                    yield what, partial(_step, what, name, title, kappa, tolerance)
+        for name in (name for name in PRODUCTS if name.partition(":")[0] in there):
+            yield f"{title}: {name}", partial(_product, f"{title}: {name}", name, title)
 
 
-def table(found: list[Any]) -> str:
-    """The rows of this module as a table, empty if there are none."""
-    peers = [m for m in found if isinstance(m, Peer)]
-    if not peers:
-        return ""
-    lines = ["| what | ratio to a gradient | quartiles | residual | error |", "|---|---|---|---|---|"]
-    for m in peers:
-        reached = ["" if number is None else f"{number:.0e}" for number in (m.residual, m.error)]
-        lines.append(f"| {m.subject} | **{m.ratio:.1f}** | {m.low:.1f} to {m.high:.1f} | {' | '.join(reached)} |")
-    return "\n".join(lines) + "\n"
+def _subject(title: str) -> tuple[nn.Module, Tensor, Tensor]:
+    torch.manual_seed(0)
+    model, x = ORACLES[title]()
+    return model, x, torch.randint(0, 10, (len(x),), generator=torch.Generator().manual_seed(1))
 
 
-def _present() -> set[str]:
-    """The packages that can be imported; for the others a line that says why not."""
-    found = {"surefoot"}
-    if PEERS.is_dir() and str(PEERS) not in sys.path:
-        sys.path.append(str(PEERS))
-    for name, module in _MODULES.items():
-        try:
-            import_module(module)
-        except Exception as error:  # what an import of another package may raise is not known
-            print(f"{name} is left out: {error}", flush=True)
-        else:
-            found.add(name)
-    return found
+def _step(what: str, name: str, title: str, kappa: float, tolerance: float) -> list[str]:
+    (model, x, y), step, newton = _subject(title), STEPS[name], "minimize" in name
+    residual = _residual(model, x, y, kappa, step(model, x, y, kappa, tolerance), newton)
+    pairs = 7 if name.startswith("surefoot") else 3
+    found = compare(lambda: step(model, x, y, kappa, tolerance), lambda: _gradient(model, x, y), pairs, warm_up=1)
+    error = _error(step, kappa, newton)
+    cells = [f"**{found.ratio:.1f}**", f"{found.low:.1f} to {found.high:.1f}"]
+    return [what, *cells, f"{residual:.0e}", f"{error:.0e}"]
 
 
-def _step(
-    name: str, title: str, model: nn.Module, x: Tensor, y: Tensor, kappa: float, tolerance: float, pairs: int
-) -> Peer:
-    step, newton = STEPS[name], "minimize" in name
-    reached = _residual(model, x, y, kappa, step(model, x, y, kappa, tolerance), newton)
-    subject = f"{title}, κ = {kappa:g}: {name}" + (f", to {tolerance:g}" if name in TO_A_RESIDUAL else "")
-    few = min(pairs, 7) if name.startswith("surefoot") else 3
-    timed = compare(
-        subject,
-        lambda: step(model, x, y, kappa, tolerance),
-        "gradient",
-        lambda: _gradient(model, x, y),
-        target=STEP,
-        pairs=few,
-        warm_up=1,
-    )
-    return Peer(**vars(timed), residual=reached, error=_error(step, kappa, newton))
-
-
-def _product(name: str, title: str, model: nn.Module, x: Tensor, y: Tensor, pairs: int) -> Peer:
+def _product(what: str, name: str, title: str) -> list[str]:
+    model, x, y = _subject(title)
     product, vector = PRODUCTS[name](model, x, y), torch.randn(sum(p.numel() for p in model.parameters()))
-    timed = compare(
-        f"{title}: {name}",
-        lambda: product(vector),
-        "gradient",
-        lambda: _gradient(model, x, y),
-        target=PRODUCT,
-        pairs=pairs,
-    )
+    found = compare(lambda: product(vector), lambda: _gradient(model, x, y), 9)
     small, inputs, labels = _small()
     along = torch.randn(sum(p.numel() for p in small.parameters()), dtype=torch.float64)
     expected = _dense(small, inputs, labels, newton=False)[1] @ along
     error = float((PRODUCTS[name](small, inputs, labels)(along) - expected).norm() / expected.norm())
-    return Peer(**vars(timed), error=error)
+    return [what, f"**{found.ratio:.1f}**", f"{found.low:.1f} to {found.high:.1f}", "", f"{error:.0e}"]
 
 
 def _gradient(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -139,14 +94,11 @@ def _gradient(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return torch.cat([slope.reshape(-1) for slope in found])
 
 
-@cache
-def _chain(model: nn.Module, x: Tensor) -> sf.Chain:
-    return sf.Chain(model, x)
-
-
 def _surefoot(method: Any) -> Step:
+    chains: dict[nn.Module, sf.Chain] = {}  # captured once
+
     def step(model: nn.Module, x: Tensor, y: Tensor, kappa: float, tolerance: float) -> Tensor:
-        chain = _chain(model, x)
+        chain = chains.setdefault(model, sf.Chain(model, x))
         found = sf.oracles.gauss_newton(chain, sf.CrossEntropy(y), kappa, method=method, tolerance=tolerance)
         return torch.cat([found.direction[path].reshape(-1) for path, _ in model.named_parameters()])
 
@@ -154,36 +106,36 @@ def _surefoot(method: Any) -> Step:
 
 
 def _surefoot_product(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
-    problem = Problem(_chain(model, x), sf.CrossEntropy(y))
-    like = dict(model.named_parameters())
+    found = sf.Chain(model, x).autodiff()
+    p, like = found.value.softmax(1), dict(model.named_parameters())
 
     def product(v: Tensor) -> Tensor:
         parts = v.split([value.numel() for value in like.values()])
         direction = {path: part.view_as(like[path]) for path, part in zip(like, parts, strict=True)}
-        found = problem.autodiff.pullback(problem.curve(problem.autodiff.pushforward(direction)))
-        return torch.cat([found[path].reshape(-1) for path in like])
+        curved = p * found.pushforward(direction)  # ∇²h z = (p z - p ⟨p, z⟩)/n for each sample
+        image = found.pullback((curved - p * curved.sum(1, keepdim=True)) / len(x))
+        return torch.cat([image[path].reshape(-1) for path in like])
 
     return product
 
 
 def _curvlinops(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
-    from curvlinops import GGNLinearOperator  # type: ignore[import-not-found]
-
-    parameters = list(model.parameters())
-    operator = GGNLinearOperator(model, nn.CrossEntropyLoss(), parameters, [(x, y)], check_deterministic=False)
+    operator = package("curvlinops").GGNLinearOperator(
+        model, nn.CrossEntropyLoss(), list(model.parameters()), [(x, y)], check_deterministic=False
+    )
     return lambda v: operator @ v
 
 
 def _backpack(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[Tensor], Tensor]:
-    from backpack.hessianfree.ggnvp import ggn_vector_product  # type: ignore[import-not-found]
-
+    products = package("backpack.hessianfree.ggnvp")
     output = model(x)
     loss, parameters = F.cross_entropy(output, y), list(model.parameters())
 
     def product(v: Tensor) -> Tensor:
         parts = v.split([p.numel() for p in parameters])
         along = [part.view_as(p) for part, p in zip(parts, parameters, strict=True)]
-        return torch.cat([part.reshape(-1) for part in ggn_vector_product(loss, output, model, along)])
+        found = products.ggn_vector_product(loss, output, model, along)
+        return torch.cat([part.reshape(-1) for part in found])
 
     return product
 
@@ -209,52 +161,46 @@ def _by_conjugate_gradients(product_of: Product) -> Step:
 
 def _levenberg_marquardt(model: nn.Module, x: Tensor, y: Tensor, kappa: float, tolerance: float) -> Tensor:
     """Its residuals are the roots of the losses of the samples: with λ = nκ/2 the proximal term is the same."""
-    import torch_levenberg_marquardt as lm  # type: ignore[import-not-found]
-
-    trained = copy.deepcopy(model)
+    lm, trained = package("torch_levenberg_marquardt"), copy.deepcopy(model)
     damping = lm.damping.StandardDampingStrategy(starting_value=0.5 * len(x) * kappa)
-    module = lm.training.LevenbergMarquardtModule(
+    lm.training.LevenbergMarquardtModule(
         trained, lm.loss.CrossEntropyLoss(), damping, attempts_per_step=1, solve_method="cholesky"
-    )
-    module.training_step(x, y)
+    ).training_step(x, y)
     return _flat(trained) - _flat(model)
 
 
 def _minimize(model: nn.Module, x: Tensor, y: Tensor, kappa: float, tolerance: float) -> Tensor:
     """One iteration of Newton's method on the loss plus κ/2 times the squared distance."""
-    from torchmin import minimize  # type: ignore[import-not-found]
-
-    start, parts = _flat(model), dict(model.named_parameters())
+    output, start = _outputs(model, x)
 
     def value(u: Tensor) -> Tensor:
-        pieces = u.split([part.numel() for part in parts.values()])
-        values = {path: piece.view_as(parts[path]) for path, piece in zip(parts, pieces, strict=True)}
-        loss = F.cross_entropy(torch.func.functional_call(model, values, (x,)), y)
-        return loss + 0.5 * kappa * (u - start).square().sum()
+        return F.cross_entropy(output(u), y) + 0.5 * kappa * (u - start).square().sum()
 
-    found = minimize(value, start, method="newton-cg", max_iter=1, options={"line_search": "none"})
-    return found.x - start
+    options = {"line_search": "none"}
+    found = package("torchmin").minimize(value, start, method="newton-cg", max_iter=1, options=options)
+    step: Tensor = found.x - start
+    return step
 
 
 def _flat(model: nn.Module) -> Tensor:
     return torch.cat([value.detach().reshape(-1) for value in model.parameters()])
 
 
-def _in_double(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Callable[[Tensor], Tensor], Tensor]:
-    """The output as a function of one vector, and the vector, in double precision."""
-    precise = copy.deepcopy(model).double()
-    parts, inputs = dict(precise.named_parameters()), x.double()
+def _outputs(model: nn.Module, x: Tensor) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    """The output as a function of one vector, and the vector."""
+    parts = dict(model.named_parameters())
 
     def output(u: Tensor) -> Tensor:
         pieces = u.split([part.numel() for part in parts.values()])
         values = {path: piece.view_as(parts[path]) for path, piece in zip(parts, pieces, strict=True)}
-        return torch.func.functional_call(precise, values, (inputs,))
+        found: Tensor = torch.func.functional_call(model, values, (x,))
+        return found
 
-    return output, _flat(precise)
+    return output, _flat(model)
 
 
 def _residual(model: nn.Module, x: Tensor, y: Tensor, kappa: float, v: Tensor, newton: bool) -> float:
-    output, u = _in_double(model, x, y)
+    output, u = _outputs(copy.deepcopy(model).double(), x.double())
     along = v.detach().double()
 
     def loss(z: Tensor) -> Tensor:
@@ -279,14 +225,16 @@ def _small() -> tuple[nn.Module, Tensor, Tensor]:
 
 def _dense(model: nn.Module, x: Tensor, y: Tensor, newton: bool) -> tuple[Tensor, Tensor]:
     """The gradient and the Hessian or the Gauss-Newton matrix, written out."""
-    output, u = _in_double(model, x, y)
-    value = lambda at: F.cross_entropy(output(at), y)  # noqa: E731
+    output, u = _outputs(model, x)
+
+    def value(at: Tensor) -> Tensor:
+        return F.cross_entropy(output(at), y)
+
     g = torch.func.grad(value)(u)
     if newton:
         return g, torch.func.hessian(value)(u)
     jacobian = torch.func.jacrev(lambda at: output(at).flatten())(u)
-    flat = output(u).flatten()
-    curvature = torch.func.hessian(lambda z: F.cross_entropy(z.view(len(x), -1), y))(flat)
+    curvature = torch.func.hessian(lambda z: F.cross_entropy(z.view(len(x), -1), y))(output(u).flatten())
     return g, jacobian.T @ curvature @ jacobian
 
 
@@ -307,22 +255,16 @@ STEPS: dict[str, Step] = {
     "torch-levenberg-marquardt: its step": _levenberg_marquardt,
     "pytorch-minimize: Newton step": _minimize,
 }
-RESIDUALS = (1e-1, 1e-3, TOLERANCE)
 TO_A_RESIDUAL = tuple(STEPS)[:4]  # the others choose their accuracy themselves
 PRODUCTS: dict[str, Product] = {
     "surefoot: Gauss-Newton-vector product": _surefoot_product,
     "curvlinops: Gauss-Newton-vector product": _curvlinops,
     "BackPACK: Gauss-Newton-vector product": _backpack,
 }
-_MODULES = {
+MODULES = {
+    "surefoot": None,
     "curvlinops": "curvlinops",
     "BackPACK": "backpack",
     "torch-levenberg-marquardt": "torch_levenberg_marquardt",
     "pytorch-minimize": "torchmin",
 }
-
-
-if __name__ == "__main__":
-    for measure in run():
-        row = measure()
-        print(table([row]).splitlines()[-1], flush=True)

@@ -16,32 +16,15 @@ import sys
 import time
 import warnings
 from collections import Counter
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.soak_faults import FAULTS, ONCE, RARE
-from benchmarks.soak_rounds import COMMON, MET, Round
+from benchmarks.runner import PAGES, table
+from benchmarks.soak_rounds import ROUNDS, Round
 from surefoot.errors import SurefootError
 
-PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
-HEAD = """# Reliability
-
-Written by `make soak`: {rounds} rounds in {minutes:.0f} minutes, seed {seed}. A round draws a model, data, an
-objective, a set, an oracle, an optimizer, or two processes, and puts a fault in: batches that are not finite, a
-process that is killed, files that are cut off, Ctrl-C at a random moment, a disk that is full after some bytes,
-clocks that jump, dimensions of size zero, chains of 10,000 layers.
-
-What must not happen: an exception that is no sentence of surefoot, a file that is neither whole nor as before,
-weights that are lost or moved by a step that was refused, more than five minutes of computing or fifteen of
-waiting, a certificate below what is found. Certificates are judged by values and slopes at random points of their
-set, those of small models also by derivatives in exact arithmetic (200 bits).
-
-| round | times |
-| --- | ---: |
-"""
 _HANGS, _WAITS = 300, 900  # seconds of computing and of waiting that no round takes, on a busy machine
 
 
@@ -77,9 +60,9 @@ def run(seconds: float, seed: int) -> tuple[Counter[str], list[str]]:
     end, counts, wrong, number = time.monotonic() + seconds, Counter[str](), list[str](), 0
     while time.monotonic() < end:
         own = seed * 1_000_003 + number
-        dice = random.Random(own)
-        kind = ONCE if number == 5 else RARE if number % 10 == 9 else FAULTS if number % 5 == 2 else COMMON
-        said, right = attempt(dice.choice(kind), own)
+        tasks, weights = zip(*ROUNDS.items(), strict=True)
+        (task,) = random.Random(own).choices(tasks, weights)
+        said, right = attempt(task, own)
         if right:
             counts[said] += 1
         else:
@@ -89,16 +72,15 @@ def run(seconds: float, seed: int) -> tuple[Counter[str], list[str]]:
     return counts, wrong
 
 
-def page(counts: Counter[str], wrong: list[str], seconds: float, seed: int) -> str:
-    """The counts as a page."""
-    head = HEAD.format(rounds=sum(counts.values()) + len(wrong), minutes=seconds / 60, seed=seed)
-    lines = [f"| {what} | {count} |" for what, count in sorted(counts.items())]
-    lines += ["", "**What was drawn**", ""]
-    for kind, names in groupby(sorted(MET), key=lambda name: name.partition(": ")[0]):
-        shown = ", ".join(f"{name.partition(': ')[2]} {MET[name]}" for name in names)
-        lines.append(f"* {kind}: {shown}")
-    lines += ["", "**What went wrong**", "", *([f"* {text}" for text in wrong] or ["Nothing."]), ""]
-    return head + "\n".join(lines)
+def written(page: str, counts: Counter[str], wrong: list[str], seconds: float, seed: int) -> str:
+    """The page with other counts; what is asked of a round stays."""
+    words = page.partition("What must not happen")[2].partition("\n| ")[0]
+    rounds = sum(counts.values()) + len(wrong)
+    head = f"# Reliability\n\nWritten by `make soak`: {rounds} rounds in {seconds / 60:.0f} minutes, seed {seed}."
+    rows = [[what, str(count)] for what, count in sorted(counts.items())]
+    bad = "\n".join(f"* {text}" for text in wrong) or "Nothing."
+    lists = f"{table(('round', 'times'), rows)}\n\n**What went wrong**\n\n{bad}\n"
+    return f"{head}\n\nWhat must not happen{words}\n{lists}"
 
 
 def main() -> None:
@@ -106,19 +88,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=1200.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--page", type=Path, default=PAGE, help="where the counts are written")
+    parser.add_argument("--page", type=Path, default=PAGES / "reliability.md", help="where the counts are written")
     parser.add_argument("--round", help="one round alone, with this seed")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
     if given.round is not None:
-        task = next(task for task in (*COMMON, *FAULTS, *RARE, *ONCE) if task.__name__ == given.round)
+        task = next(task for task in ROUNDS if task.__name__ == given.round)
         print(*attempt(task, given.seed))
         return
-    print(f"seed {given.seed}, {given.seconds:.0f} seconds", flush=True)
     counts, wrong = run(given.seconds, given.seed)
-    given.page.write_text(page(counts, wrong, given.seconds, given.seed), encoding="utf-8")
-    for what, count in sorted(counts.items()):
-        print(f"{count:6d}  {what}")
+    text = written(given.page.read_text(encoding="utf-8"), counts, wrong, given.seconds, given.seed)
+    given.page.write_text(text, encoding="utf-8")
     sys.exit(1 if wrong else 0)
 
 

@@ -1,264 +1,310 @@
 """Training without a learning rate: certified descent next to tuned and untuned methods, at equal work.
 
-All data at every step, double precision, PyTorch's initialisation. Work is processor time over that of one
-gradient of the same run. ``python -m benchmarks.training`` runs all that is not yet in ``build/training`` and
-prints the tables; cut it off and start it again, it goes on.
-
-    --quick             a fifth of MNIST, constant steps tuned with the smaller budget
-    --seeds 3           medians of so many, with all data at every step
-    --jobs 2            networks at the same time, one per core
-    --again certified   forget the results whose names hold this word
-    --only NETWORK      networks whose names hold this text
-
-Prodigy, schedule-free AdamW and D-Adaptation take part if they are installed, best in a folder of their own:
-``pip install --no-deps --target build/peers prodigyopt schedulefree dadaptation``.
+All data at every step, double precision. Work is processor time over that of one gradient, which is measured
+before a run and again and again during it, outside of the clock of the method; the median counts. Losses are those
+that a method computes anyway at its iterates, so that looking costs nothing; schedule-free averages are evaluated
+outside of the clock.
 """
 
 from __future__ import annotations
 
 import math
 import sys
+import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from statistics import median
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from benchmarks import cells
-from benchmarks.baselines import ADAM, CERTIFIED, CONSTANT, METHODS, PACKAGES, TUNED, Trace, missing, train
-from benchmarks.minibatches import NOTHING
-from benchmarks.networks import Problem, perceptron, problems
-from benchmarks.timing import Duration, Measurement, compare
+import surefoot as sf
+from benchmarks.networks import Problem, problems
+from benchmarks.peers import package
+from benchmarks.runner import PAGES, Case, benchmark, number, stored
+from benchmarks.timing import gradient_seconds
 
-BUDGETS = (150, 500)
-BEHIND = 1.1  # how far behind torch's LBFGS counts as equal
-COST_TARGET, LOWEST_TARGET, OVERHEAD_TARGET = 1.6, 2 / 3, 1e-3
-LBFGS = "torch LBFGS"
+BUDGETS, SEEDS = (150, 500), range(3)
+NOTHING = 1e-9  # losses below are all the same
+LOST = 100.0  # a run is given up where its loss is that many times the first
+PACKAGES = {
+    "Prodigy": ("prodigyopt", "Prodigy"),
+    "schedule-free AdamW": ("schedulefree", "AdamWScheduleFree"),
+    "D-Adaptation": ("dadaptation", "DAdaptAdam"),
+}
+TUNED = {
+    "Adam": (torch.optim.Adam, (1e-3, 10**-2.5, 1e-2, 10**-1.5, 1e-1)),
+    "constant step": (torch.optim.SGD, tuple(2.0**k for k in range(-4, 5))),
+}
+METHODS = ("certified", "torch LBFGS", "Adam", *PACKAGES, "constant step", "Armijo")
+COLUMNS = " | ".join(("network", *METHODS))
 
 
-@dataclass(frozen=True)
-class Result:
-    """One method on one network.
+class Clock:
+    """Processor time of a method in gradients, and the losses that it saw.
 
-    Attributes:
-        losses: by budget, the median of the seeds, at the best setting for that budget.
-        settings: by budget, what was chosen; ``None`` where nothing was tuned.
-        runs: how many settings were tried.
-        spent: gradients spent on trying them, per seed.
-        traces: of all seeds, at the setting that is best for the largest budget.
+    Args:
+        problem: what is trained.
+        model: the network; gradients to compare with are taken at its weights, buffers are set back.
+        budget: gradients after which the run is over.
     """
 
-    losses: dict[int, float]
-    settings: dict[int, float | None]
-    runs: int
-    spent: int
-    traces: list[Trace] = field(repr=False)
+    def __init__(self, problem: Problem, model: nn.Module, budget: float) -> None:
+        self.problem, self.model, self.budget = problem, model, budget
+        self.times: list[float] = []
+        self.spent, self.steps, self.ascents, self.next_probe = 0.0, 0, 0, 10.0
+        self.trace: list[tuple[float, float]] = []  # seconds, loss
+        gradient_seconds(model, lambda: problem.loss(model), 1)
+        for _ in range(9):
+            self.probe()
+
+    def probe(self) -> None:
+        """Measure one gradient."""
+        buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        self.times.append(gradient_seconds(self.model, lambda: self.problem.loss(self.model), 1))
+        for buffer, value in buffers:
+            buffer.copy_(value)
+
+    def timed(self, action: Callable[[], Any]) -> Any:
+        """What an action of the method returns; its time counts."""
+        start = time.process_time()
+        found = action()
+        self.spent += time.process_time() - start
+        return found
+
+    def note(self, spent: float, loss: float) -> None:
+        """A loss at an iterate that was reached after some seconds; the first one costs nothing."""
+        self.ascents += bool(self.trace) and not loss <= self.trace[-1][1]
+        self.trace.append((spent if self.trace else 0.0, loss))
 
     @property
-    def trace(self) -> Trace:
-        """The first seed."""
-        return self.traces[0]
-
-
-@dataclass(frozen=True)
-class Study:
-    """All methods on one network."""
-
-    name: str
-    samples: int
-    seeds: int
-    results: dict[str, Result]
+    def lost(self) -> bool:
+        """Whether the last loss is far above the first, or no number."""
+        return bool(self.trace) and not self.trace[-1][1] <= LOST * max(self.trace[0][1], 1e-300)
 
     @property
-    def cost(self) -> float:
-        """Gradients per certified step, the median of the seeds."""
-        return median(trace.work[-1] / max(trace.steps - 1, 1) for trace in self.results[CERTIFIED].traces)
+    def over(self) -> bool:
+        """Whether the budget is spent or the loss was lost; gradients are measured again in between."""
+        work = self.spent / median(self.times)
+        if work >= self.next_probe:
+            self.probe()
+            self.next_probe = max(1.15 * work, work + 5)
+        return work > self.budget or self.lost
 
-    @property
-    def ascents(self) -> int:
-        """Certified steps that went up."""
-        return sum(trace.ascents for trace in self.results[CERTIFIED].traces)
-
-    def loss(self, method: str, budget: int) -> float:
-        """Of a method; what is below the threshold counts as that."""
-        return max(self.results[method].losses[budget], NOTHING)
-
-    def level(self, budget: int) -> bool:
-        """Whether certified descent is not behind torch's LBFGS."""
-        return self.loss(CERTIFIED, budget) <= BEHIND * self.loss(LBFGS, budget)
-
-    def lowest(self, budget: int) -> bool:
-        """Whether no method is lower than certified descent."""
-        return all(self.loss(CERTIFIED, budget) <= self.loss(method, budget) for method in self.results)
+    def result(self) -> dict[str, Any]:
+        """Losses by budget, a thinned curve, steps, ascents, gradients per step."""
+        unit = median(self.times)
+        curve = [(spent / unit, loss) for spent, loss in self.trace]
+        ends = {str(b): math.inf if self.lost else [y for x, y in curve if x <= b][-1] for b in BUDGETS}
+        thin = [curve[0]]
+        for work, loss in curve:
+            if work > thin[-1][0] * 1.04 + 1:
+                thin.append((work, loss))
+        cost = curve[-1][0] / max(self.steps - 1, 1)
+        return {"losses": ends, "curve": thin, "steps": self.steps, "ascents": self.ascents, "cost": cost}
 
 
-def _trace(problem: Problem, method: str, setting: float | None, seed: int, budget: int) -> Trace:
-    shown = "" if setting is None else f" {setting:.4g}"
-    name = f"{problem.name} {len(problem.x)} {method}{shown} seed {seed} of {budget}"
+def train(name: str, method: str, rate: float | None, seed: int) -> dict[str, Any]:
+    """One run of a method."""
+    problem = next(problem for problem in problems() if problem.name == name)
+    model = problem.model(seed)
+    torch.manual_seed(seed)
+    clock = Clock(problem, model, BUDGETS[-1])
+    if method in TUNED:
+        _first_order(clock, TUNED[method][0](model.parameters(), lr=rate))
+    elif method in PACKAGES:
+        module, kind = PACKAGES[method]
+        _first_order(clock, getattr(package(module), kind)(model.parameters()))
+    else:
+        {"certified": _certified, "torch LBFGS": _lbfgs, "Armijo": _armijo}[method](clock)
+    return clock.result()
+
+
+def _first_order(clock: Clock, optimizer: Any) -> None:
+    """A step per gradient; the loss is that of the iterate before, or of the average where there is one."""
+    problem, model, averaged, looked = clock.problem, clock.model, hasattr(optimizer, "eval"), -1.0
+    if averaged:
+        optimizer.train()
+
+    def step() -> float:
+        optimizer.zero_grad()
+        loss = problem.loss(model)
+        loss.backward()
+        optimizer.step()
+        return float(loss.detach())
+
+    while not clock.over:
+        reached = clock.spent
+        if averaged and reached > 1.04 * looked:
+            looked = reached
+            optimizer.eval()
+            with torch.no_grad():
+                clock.note(reached, float(problem.loss(model)))
+            optimizer.train()
+        loss = clock.timed(step)
+        clock.steps += 1
+        if not averaged:
+            clock.note(reached, loss)
+
+
+def _certified(clock: Clock) -> None:
+    """The default settings. Reading the model, once per network and shape, is done before and not counted."""
+    problem, model = clock.problem, clock.model
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    sf.CertifiedDescent(model, problem.objective).step(problem.x, problem.y)
+    model.load_state_dict(weights)
+    optimizer, idle = sf.CertifiedDescent(model, problem.objective), 0
+    while not clock.over and idle < 3:  # until nothing can be proved any more
+        reached = clock.spent
+        loss = clock.timed(lambda: optimizer.step(problem.x, problem.y))
+        taken = optimizer.history[-1].step_size > 0
+        clock.steps += taken
+        idle = 0 if taken else idle + 1
+        clock.note(reached, loss)
+
+
+def _lbfgs(clock: Clock) -> None:
+    """``torch.optim.LBFGS`` with strong Wolfe conditions; the lowest loss that its line searches saw counts."""
+    never = {"tolerance_grad": 0.0, "tolerance_change": 0.0}  # by default it stops at losses of about 1e-8
+    optimizer = torch.optim.LBFGS(clock.model.parameters(), line_search_fn="strong_wolfe", **never)
+    lowest, start, idle = math.inf, time.process_time(), 0
+
+    def closure() -> Tensor:
+        nonlocal lowest
+        reached = clock.spent + time.process_time() - start
+        optimizer.zero_grad()
+        loss = clock.problem.loss(clock.model)
+        loss.backward()
+        lowest = min(lowest, float(loss.detach())) if bool(loss.isfinite()) else lowest
+        clock.note(reached, lowest)
+        return loss
+
+    while not clock.over and idle < 3:
+        start, before = time.process_time(), clock.steps
+        clock.timed(lambda: optimizer.step(closure))
+        clock.steps = max(state.get("n_iter", 0) for state in optimizer.state.values())
+        idle = idle + 1 if clock.steps == before else 0  # no direction left
+
+
+def _armijo(clock: Clock) -> None:
+    """Back-tracking by halves from twice the step before, until the decrease is a part of what the slope says."""
+    problem, model, parameters, length = clock.problem, clock.model, list(clock.model.parameters()), 0.5
+
+    def step() -> float:
+        nonlocal length
+        loss = problem.loss(model)
+        slopes = torch.autograd.grad(loss, parameters)
+        value, square = float(loss.detach()), sum(float((slope * slope).sum()) for slope in slopes)
+        start, length = [p.detach().clone() for p in parameters], 2 * length
+        with torch.no_grad():
+            for _ in range(60):
+                for p, u, slope in zip(parameters, start, slopes, strict=True):
+                    p.copy_(u - length * slope)
+                if float(problem.loss(model)) <= value - 1e-4 * length * square:
+                    break
+                length /= 2
+        return value
+
+    while not clock.over:
+        reached = clock.spent
+        clock.note(reached, clock.timed(step))
+        clock.steps += 1
+
+
+def _run(name: str, method: str, rate: float | None, seed: int) -> dict[str, Any]:
+    shown = "" if rate is None else f" {rate:.4g}"
     try:
-        return Trace(**cells.cell(name, lambda: train(problem, method, setting, seed, budget).to_dict()))
-    except Exception as error:  # shown as a loss of ∞ and not kept, so that the next run tries again
-        print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        return Trace([0.0, 0.0], [math.inf, math.inf], 0, 0, math.nan, lost=True)
+        found = stored(f"training {name} {method}{shown} seed {seed}", partial(train, name, method, rate, seed))
+    except Exception as error:  # shown as a loss of ∞ and not stored, so that the next run tries again
+        print(f"{name}, {method}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        found = {"losses": {str(b): math.inf for b in BUDGETS}, "curve": [], "steps": 0, "ascents": 0, "cost": 0}
+    result: dict[str, Any] = found
+    return result
 
 
-def tuned(problem: Problem, method: str, seeds: Sequence[int], quick: bool) -> Result:
-    """The settings that end lowest, one per budget; more are tried while the best is at an end of the grid."""
-    last = BUDGETS[0] if quick and method == CONSTANT else BUDGETS[-1]
-    found: dict[float, list[Trace]] = {}
-
-    def run(setting: float) -> None:
-        found[setting] = [_trace(problem, method, setting, seed, last) for seed in seeds]
-
-    def loss(setting: float, budget: int) -> float:
-        return median(trace.loss_at(budget) for trace in found[setting])
-
-    grid = sorted(TUNED[method])
-    for setting in grid:
-        run(setting)
-    factor = grid[1] / grid[0]
-    best: dict[int, float] = {}
+@cache
+def study(name: str, method: str) -> dict[float | None, list[dict[str, Any]]]:
+    """The runs of all seeds by rate; of tuned methods, more rates while the best is at an end of the grid."""
+    if method not in TUNED:
+        return {None: [_run(name, method, None, seed) for seed in SEEDS]}
+    grid = TUNED[method][1]
+    runs: dict[Any, Any] = {rate: [_run(name, method, rate, seed) for seed in SEEDS] for rate in grid}
     for budget in BUDGETS:
-        judged = min(budget, last)
-        while len(found) < 24:
-            best[budget] = min(found, key=lambda setting: (loss(setting, judged), setting))
-            if best[budget] == min(found):
-                run(best[budget] / factor)
-            elif best[budget] == max(found):
-                run(best[budget] * factor)
-            else:
-                break
-    chosen = best[BUDGETS[-1]]
-    traces = [_trace(problem, method, chosen, seed, BUDGETS[-1]) for seed in seeds]
-    losses = {b: loss(best[b], b) if b <= last else median(t.loss_at(b) for t in traces) for b in BUDGETS}
-    return Result(losses, dict(best), len(found), len(found) * last, traces)
+        while (best := _best(runs, budget)) in (min(runs), max(runs)) and len(runs) < 24:
+            factor = grid[1] / grid[0]
+            further = best / factor if best == min(runs) else best * factor
+            runs[further] = [_run(name, method, further, seed) for seed in SEEDS]
+    return runs
 
 
-def untuned(problem: Problem, method: str, seeds: Sequence[int]) -> Result:
-    """A method that has nothing to choose."""
-    traces = [_trace(problem, method, None, seed, BUDGETS[-1]) for seed in seeds]
-    losses = {budget: median(trace.loss_at(budget) for trace in traces) for budget in BUDGETS}
-    return Result(losses, dict.fromkeys(BUDGETS), 1, 0, traces)
+def _best(runs: dict[Any, Any], budget: int) -> Any:
+    return min(runs, key=lambda rate: (_median(runs[rate], budget), rate))
 
 
-def methods() -> list[str]:
-    """Those that can be run here."""
-    absent = missing()
-    return [method for method in METHODS if method not in absent]
+def _median(runs: list[dict[str, Any]], budget: int) -> float:
+    return median(run["losses"][str(budget)] for run in runs)
 
 
-def study(problem: Problem, seeds: Sequence[int], quick: bool) -> Study:
-    """All methods on a problem."""
-    torch.set_num_threads(1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        results = {
-            method: tuned(problem, method, seeds, quick) if method in TUNED else untuned(problem, method, seeds)
-            for method in methods()
-        }
-    return Study(problem.name, len(problem.x), len(seeds), results)
+def loss(name: str, method: str, budget: int) -> float:
+    """At the best rate for a budget."""
+    runs = study(name, method)
+    return _median(runs[_best(runs, budget)], budget)
 
 
-def _named(name: str, seeds: int, quick: bool) -> Study:
-    return study(next(problem for problem in problems(quick) if problem.name == name), range(seeds), quick)
+def _losses(name: str, budget: int) -> list[str]:
+    """The lowest is bold, and all that are below what counts."""
+    found = {method: loss(name, method, budget) for method in METHODS}
+    lowest = max(min(found.values()), NOTHING)
+    return [name, *(f"**{number(x)}**" if x <= lowest else number(x) for x in found.values())]
 
 
-def measure(quick: bool = False, seeds: int = 3, jobs: int = 1, only: str = "") -> list[Study]:
-    """One study per network."""
-    names = [problem.name for problem in problems(quick) if only in problem.name]
-    return cells.side_by_side(partial(_named, seeds=seeds, quick=quick), names, jobs)
+@benchmark("training-150", "training", COLUMNS)
+def training_150() -> Iterator[Case]:
+    yield from ((problem.name, partial(_losses, problem.name, 150)) for problem in problems())
 
 
-def run() -> Iterator[Callable[[], Measurement | Duration]]:
-    """What a certified step costs, for the table of all benchmarks: to be called."""
-    for problem in problems(quick=True):
-        yield partial(_cost, problem)
-    for layers in (2, 5):
-        yield partial(_overhead, layers)
+@benchmark("training-500", "training", COLUMNS)
+def training_500() -> Iterator[Case]:
+    yield from ((problem.name, partial(_losses, problem.name, 500)) for problem in problems())
 
 
-def _overhead(layers: int) -> Duration:
-    """A step on a network so small that a gradient takes a tenth of a millisecond, less that."""
-    import surefoot as sf
-
-    torch.manual_seed(0)
-    model = perceptron(4, layers, "tanh", width=16).double()
-    x, y = torch.randn(256, 4).double(), torch.arange(256) % 10
-    optimizer = sf.CertifiedDescent(model, sf.CrossEntropy())
-    taken = compare(
-        "a certified step",
-        partial(optimizer.step, x, y),
-        "a gradient",
-        lambda: torch.autograd.grad(torch.nn.functional.cross_entropy(model(x), y), list(model.parameters())),
-        target=math.inf,
-        pairs=5,
-        calls=25,
-    )
-    subject = f"{layers} layers of width 16, 256 samples: a certified step less a gradient"
-    seconds = (taken.ratio - 1) * taken.seconds
-    return Duration(subject, seconds, OVERHEAD_TARGET, f"the gradient takes {taken.seconds * 1e3:.2g} ms")
+@benchmark("training-steps", "training", "network | loss / LBFGS, 150 | loss / LBFGS, 500 | gradients per step | "
+           "steps | ascents | Adam's rate | constant step")  # fmt: skip
+def training_steps() -> Iterator[Case]:
+    yield from ((problem.name, partial(_steps, problem.name)) for problem in problems())
 
 
-def _cost(problem: Problem) -> Measurement:
-    import surefoot as sf
-
-    model = problem.model(0)
-    optimizer = sf.CertifiedDescent(model, problem.objective)
-    return compare(
-        f"{problem.name}: a certified step",
-        partial(optimizer.step, problem.x, problem.y),
-        "a gradient",
-        lambda: torch.autograd.grad(problem.loss(model), list(model.parameters())),
-        target=COST_TARGET,
-        pairs=11,
-    )
+def _steps(name: str) -> list[str]:
+    """Certified descent next to torch's LBFGS, what a step costs, and what tuning chose for the larger budget."""
+    over = [max(loss(name, "certified", b), NOTHING) / max(loss(name, "torch LBFGS", b), NOTHING) for b in BUDGETS]
+    runs = study(name, "certified")[None]
+    cost, sums = median(run["cost"] for run in runs), [sum(run[k] for run in runs) for k in ("steps", "ascents")]
+    chosen = [f"{_best(study(name, m), BUDGETS[-1]):.3g} of {len(study(name, m))}" for m in TUNED]
+    return [name, *map(number, over), f"{cost:.2f}", *map(str, sums), *chosen]
 
 
-def verdicts(studies: Sequence[Study]) -> list[tuple[str, str, str, bool]]:
-    """What is aimed at, what came out, and whether it is reached."""
-    found: list[tuple[str, str, str, bool]] = []
-    total = len(studies)
-    for budget in BUDGETS:
-        level, lowest = sum(s.level(budget) for s in studies), sum(s.lowest(budget) for s in studies)
-        aim = math.ceil(LOWEST_TARGET * total)
-        behind = f"not behind torch's LBFGS (loss × {BEHIND:g}), {budget} gradients"
-        found.append((behind, f"{total} of {total}", f"{level} of {total}", level == total))
-        found.append((f"lowest of all, {budget} gradients", f"{aim} of {total}", f"{lowest}", lowest >= aim))
-    worst, up = max(study.cost for study in studies), sum(study.ascents for study in studies)
-    cost = "gradients per certified step, the most"
-    found.append((cost, f"≤ {COST_TARGET:g}", f"{worst:.2f}", worst <= COST_TARGET))
-    found.append(("certified steps that went up", "0", f"{up}", up == 0))
-    return found
+SHOWN = ("digits, 3 layers, tanh", "digits, CNN, max-pooling, ReLU", "text, GPT")
 
 
-def main() -> None:
-    """Run and print."""
-    parser = cells.arguments(__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="a fifth of MNIST, steps tuned with less work")
-    parser.add_argument("--seeds", type=int, default=3, help="medians of so many")
-    options = cells.begun(parser)
-    absent = missing()
-    if absent:
-        packages = " ".join(PACKAGES[method] for method in absent)
-        print(f"without {', '.join(absent)}: pip install --no-deps --target build/peers {packages}")
-    studies = measure(options.quick, options.seeds, options.jobs, options.only)
-    shown = methods()
-    for budget in BUDGETS if studies else ():
-        print(f"\nloss after {budget} gradients\n{'':<36}" + "".join(f"{name[:12]:>14}" for name in shown))
-        for one in studies:
-            print(f"{one.name:<36}" + "".join(f"{one.results[name].losses[budget]:>14.3g}" for name in shown))
-    print()
-    for one in studies:
-        adam, constant = one.results[ADAM], one.results[CONSTANT]
-        rates = f"Adam {adam.settings[BUDGETS[-1]]:.3g} of {adam.runs}, step {constant.settings[BUDGETS[-1]]:.3g}"
-        print(
-            f"{one.name:<36}{one.cost:>6.2f} gradients per step, {one.ascents} ascents; {rates} of {constant.runs}"
-        )
-    for what, aim, result, reached in verdicts(studies) if studies else ():
-        print(f"{'met   ' if reached else 'MISSED'}  {what}: {result}, target {aim}")
+def draw(shown: tuple[str, ...] = SHOWN) -> None:
+    """``docs/training.png`` from the stored runs: loss against work, the first seed."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3.8 * len(shown), 3.9))
+    for axis, name in zip(figure.subplots(1, len(shown)), shown, strict=True):
+        for method in METHODS:
+            runs = study(name, method)
+            curve = runs[_best(runs, BUDGETS[-1])][0]["curve"]
+            line = "-" if method == "certified" else "--"
+            axis.plot([x for x, _ in curve], [max(y, NOTHING) for _, y in curve], line, label=method)
+        axis.set(title=name, xlabel="work, in gradients", ylabel="training loss", yscale="log", ylim=(None, 10))
+    figure.legend(*axis.get_legend_handles_labels(), loc="lower center", ncols=4, frameon=False)
+    figure.tight_layout(rect=(0, 0.15, 1, 1))
+    figure.savefig(PAGES / "training.png", dpi=110)
 
 
 if __name__ == "__main__":
-    main()
+    warnings.simplefilter("ignore", UserWarning)
+    draw()

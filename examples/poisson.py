@@ -142,7 +142,7 @@ def trained(budget: float) -> Laplacian:
     return model
 
 
-def with_best_output_layer(model: Laplacian) -> sf.Convergence:
+def with_best_output_layer(model: Laplacian) -> sf.theorems.Convergence:
     """Solve for the output layer, the others fixed, and say how near it is to the best one, with a proof."""
     _, x, y = problem()
     last = model.layers[-1]

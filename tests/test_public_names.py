@@ -133,3 +133,10 @@ print(sf.certify(model, torch.ones(2, 4), domain=sf.ProductBall(1.0), input_norm
     assert run.returncode == 0, run.stderr
     on_meta, on_cpu = run.stdout.split()
     assert on_meta == on_cpu != "inf"
+
+
+def test_few_names_stand_at_the_top() -> None:
+    names = [name for name in sf.__all__ if not isinstance(getattr(sf, name), type(sf))]
+    assert len(names) <= 22
+    assert sf.__all__ == sorted(sf.__all__)
+    assert {*sf.__all__} <= {*dir(sf)}

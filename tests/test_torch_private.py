@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,27 +87,3 @@ def test_private_names_of_torch_are_used_in_one_file(path: Path) -> None:
 )
 def test_a_private_name_is_noticed(source: str) -> None:
     assert list(uses(source))
-
-
-AFTER_TRACING = """
-import sys, torch
-from torch import nn
-import surefoot as sf
-
-sf.certify(nn.Linear(2, 2), torch.ones(3, 2))
-assert not {"networkx", "torch.distributed.fsdp"} & sys.modules.keys()
-from torch._dynamo.variables import functions
-assert isinstance(functions._fsdp_param_group.FSDPParamGroup, type)
-from torch.distributed.fsdp._fully_shard import _fsdp_param_group
-assert functions._fsdp_param_group.FSDPParamGroup is _fsdp_param_group.FSDPParamGroup
-x = torch.ones(3, requires_grad=True)
-torch.compile(lambda x: x.sin().cos().sum(), backend="aot_eager_decomp_partition")(x).backward()
-torch.testing.assert_close(x.grad, -x.sin().sin() * x.cos())
-import networkx
-assert networkx.DiGraph().number_of_nodes() == 0
-"""
-
-
-def test_what_is_not_loaded_for_tracing_is_there_for_others() -> None:
-    run = subprocess.run([sys.executable, "-W", "ignore", "-c", AFTER_TRACING], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr

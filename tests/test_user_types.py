@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import surefoot as sf
+from surefoot.magnitude import Magnitude
 
 model = nn.Sequential(nn.Linear(4, 8), nn.Softplus(), nn.Linear(8, 3))
 x, y, values = torch.randn(32, 4), torch.arange(32) % 3, torch.randn(32, 3)
@@ -28,7 +29,7 @@ def certificates() -> None:
     certificate = sf.certify(model, x, objective=sf.CrossEntropy(), y=y, effort="quick")
     assert_type(certificate, sf.Certificate)
     assert_type(certificate.step_size, float)
-    assert_type(certificate.smoothness, sf.Magnitude)
+    assert_type(certificate.smoothness, Magnitude)
     assert_type(certificate.to_json(), str)
     assert_type(certificate.iterations(eps=1e-3), int)
     sf.certify(model, x, objective=nn.CrossEntropyLoss(), y=y, regularizer=sf.Ridge(1e-4), domain=sf.Ball(0.1))
@@ -46,7 +47,7 @@ def training() -> None:
     torch.save({"model": model.state_dict(), "optimizer": descent.state_dict()}, "run.pt")
     adam = torch.optim.Adam(model.parameters())
     assert_type(sf.ProvedEpochs(adam, nn.CrossEntropyLoss(), loader, model=model).run(2), float)
-    sf.optim.ProjectedGradient(model, sf.CrossEntropy(), regularizer=sf.ElasticNet(1e-3, 1e-4))
+    sf.optim.ProjectedGradient(model, sf.CrossEntropy(), regularizer=sf.objectives.ElasticNet(1e-3, 1e-4))
     sf.optim.ProjectedSGD(model, sf.CrossEntropy(), domain=sf.Ball(1.0))
     sf.optim.ProjectedSVRG(model, sf.CrossEntropy(), domain=sf.Ball(1.0))
 
@@ -55,7 +56,7 @@ def theorems() -> None:
     newton = sf.GaussNewton(model, sf.Square(), until="proved")
     newton.step(x, values)
     verdict = sf.convergence(model, x, sf.Square(values), method="momentum")
-    assert_type(verdict, sf.Convergence)
+    assert_type(verdict, sf.theorems.Convergence)
     assert_type(verdict.proved, bool)
     step = sf.oracles.gauss_newton(sf.Chain(model, x), sf.CrossEntropy(y), kappa=0.1)
     direction: dict[str, Tensor] = dict(step.direction)

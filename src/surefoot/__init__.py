@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from surefoot.loading import loaded
+from surefoot.loading import uncollected
 
 __version__ = "0.1.0.dev0"
 
 # Public names and where they live. They are loaded on first use, so that what does not compute starts at once.
 _HOMES = {
     "certificate": "Certificate", "certifying": "certify evaluate", "chain": "Chain", "complexity": "cost",
-    "domains": "Ball Box ProductBall Segment", "lower": "estimate", "magnitude": "Magnitude",
-    "objectives": "CrossEntropy ElasticNet Ridge Square", "operations": "register_rule",
+    "domains": "Ball Box ProductBall Segment", "lower": "estimate",
+    "objectives": "CrossEntropy Ridge Square", "operations": "register_rule",
     "optim": "CertifiedDescent GaussNewton Newton ProvedEpochs", "smoothing": "smooth",
-    "theorems": "Convergence convergence",
+    "theorems": "convergence",
 }  # fmt: skip
 _NAMES = {name: f"surefoot.{home}" for home, names in _HOMES.items() for name in names.split()}
 _MODULES = (
@@ -44,16 +45,15 @@ if TYPE_CHECKING:
     from surefoot.complexity import cost
     from surefoot.domains import Ball, Box, ProductBall, Segment
     from surefoot.lower import estimate
-    from surefoot.magnitude import Magnitude
-    from surefoot.objectives import CrossEntropy, ElasticNet, Ridge, Square
+    from surefoot.objectives import CrossEntropy, Ridge, Square
     from surefoot.operations import register_rule
     from surefoot.optim import CertifiedDescent, GaussNewton, Newton, ProvedEpochs
     from surefoot.smoothing import smooth
-    from surefoot.theorems import Convergence, convergence
+    from surefoot.theorems import convergence
 
 __all__ = [
-    "Ball", "Box", "Certificate", "CertifiedDescent", "Chain", "Convergence", "CrossEntropy", "ElasticNet",
-    "GaussNewton", "Magnitude", "Newton", "ProductBall", "ProvedEpochs", "Ridge", "Segment", "Square",
+    "Ball", "Box", "Certificate", "CertifiedDescent", "Chain", "CrossEntropy",
+    "GaussNewton", "Newton", "ProductBall", "ProvedEpochs", "Ridge", "Segment", "Square",
     "certify", "clustering", "convergence", "cost", "data", "errors", "estimate", "evaluate", "graph",
     "implicit", "objectives", "operations", "optim", "oracles", "paper", "register_rule", "report", "smooth",
     "theorems", "zoo",
@@ -61,12 +61,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _NAMES:
-        value = getattr(loaded(_NAMES[name]), name)
-    elif name in _MODULES:
-        value = loaded(f"surefoot.{name}")
-    else:
+    if name not in _NAMES and name not in _MODULES:
         raise AttributeError(f"module 'surefoot' has no attribute {name!r}")
+    with uncollected():
+        home = import_module(_NAMES.get(name, f"surefoot.{name}"))
+    value = getattr(home, name) if name in _NAMES else home
     globals()[name] = value
     return value
 

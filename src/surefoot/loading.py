@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -23,20 +25,13 @@ def optional(module: str, packages: str, purpose: str, error: type[SurefootError
         raise error(f"{purpose} needs {name}, which is not installed: pip install {packages}") from cause
 
 
-def loaded(name: str) -> Any:
-    """A module by its full name, imported without garbage collection.
-
-    The objects that an import creates stay. Collecting would go through all of them again and again and find
-    nothing; that is a third of the time in which ``torch.export`` loads its tracer. Objects that are frozen and
-    thawed move to the oldest generation, which is collected last; objects that somebody else froze stay frozen.
-    """
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Import without garbage collection, which would go through all that stays again and again."""
     collecting = gc.isenabled()
     gc.disable()
     try:
-        return import_module(name)
+        yield
     finally:
         if collecting:
-            if not gc.get_freeze_count():
-                gc.freeze()
-                gc.unfreeze()
             gc.enable()

@@ -105,12 +105,12 @@ class Magnitude:
     There is no subtraction: a difference of upper bounds bounds nothing. Comparisons are between the
     representations, a plain number being rounded upwards first; for arrays they are entry by entry.
 
-    >>> big = sf.Magnitude.of(10.0) ** 1000
+    >>> big = Magnitude.of(10.0) ** 1000
     >>> print(big, float(big), f"{1 / big:.2g}")
     1.001e+1000 inf 1e-1000
-    >>> print(sf.Magnitude.of(0.0) * sf.Magnitude.infinity())
+    >>> print(Magnitude.of(0.0) * Magnitude.infinity())
     0
-    >>> sf.Magnitude.of(3.0) + 4.0 < 7.1
+    >>> Magnitude.of(3.0) + 4.0 < 7.1
     True
     """
 
@@ -318,7 +318,7 @@ class Magnitude:
     def format(self, digits: int = 3) -> str:
         """Scientific notation with ``digits`` decimals, the last one rounded upwards; exponents of any size.
 
-        >>> sf.Magnitude.of(1.62751e12).format(4)
+        >>> Magnitude.of(1.62751e12).format(4)
         '1.6276e+12'
         """
         log2 = float(self.log2)

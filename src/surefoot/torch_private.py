@@ -7,14 +7,9 @@ from __future__ import annotations
 
 import copy
 import functools
-import os
-import pkgutil
-import sys
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from importlib.util import find_spec
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -33,8 +28,6 @@ from torch.nn.modules.transformer import _detect_is_causal_mask
 from torch.optim import optimizer as _optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-
-from surefoot.loading import loaded
 
 # OpOverload, OpOverloadPacket, HigherOrderOperator: the types of what ``torch.ops`` holds; it names none of them.
 # FakeTensor, FakeTensorMode: tensors with a shape and a device and no entries, which tracing leaves behind; the
@@ -337,62 +330,11 @@ def distributions_unchecked() -> Iterator[None]:
         Distribution.set_default_validate_args(before)
 
 
-@contextmanager
-def _without_room() -> Iterator[None]:
-    """Where no file can be written at all, let torch name a folder for caches; tracing puts nothing there."""
-    key = "TORCHINDUCTOR_CACHE_DIR"
-    chosen = os.environ.get(key)
-    try:
-        full = not tempfile.gettempdir()
-    except FileNotFoundError:  # each disk is full or read-only
-        full, tempfile.tempdir, os.environ[key] = True, os.sep, os.sep
-    try:
-        yield
-    finally:
-        if full:
-            tempfile.tempdir = None
-            os.environ.pop(key)
-            os.environ.update({} if chosen is None else {key: chosen})
-
-
-_DEFERRED = ("networkx", "torch.distributed.fsdp._fully_shard")
-
-
-class _Later(ModuleType):
-    """A module, or something in it, that is looked up when an attribute of it is asked for."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        whole = f"{self.__name__}.{name}"
-        waits = any(isinstance(sys.modules.get(each), _Later) for each in _DEFERRED)
-        return _Later(whole) if waits else pkgutil.resolve_name(whole)
-
-
-def load_tracer() -> None:
-    """Load what ``torch.export`` would load at its first call, which is most of what that call takes.
-
-    A sixth of that is for compiling in the presence of shards and for recomputing activations, which tracing does
-    not do: modules that torch binds to names and uses in functions alone. The names are bound to :class:`_Later`.
-    """
-    later = {name: _Later(name) for name in _DEFERRED if name not in sys.modules}
-    if "networkx" in later:
-        later["networkx"].__spec__ = find_spec("networkx")  # which torch asks where it lies
-    sys.modules.update(later)
-    try:
-        with _without_room():
-            loaded("torch.export._trace")
-            loaded("torch._inductor.compiler_bisector")
-    finally:
-        for name in later:
-            del sys.modules[name]
-
-
 __all__ = [
     "STANDARD_TABLES", "TABLES", "BatchNormalisation", "Dropout", "FakeTensor", "FakeTensorMode",
     "HigherOrderOperator", "OpOverload", "OpOverloadPacket", "TorchDispatchMode", "bags", "children_of",
     "constants_allowed", "decompositions", "distributions_unchecked", "global_forward_hooks", "global_hooks",
-    "hard_sigmoid", "is_sharded", "is_view", "load_tracer", "out_of_place", "pre_hooks_of",
+    "hard_sigmoid", "is_sharded", "is_view", "out_of_place", "pre_hooks_of",
     "python_dispatcher", "scattered", "schema_of", "seeks_shortcut", "set_writes_of", "storage_of",
     "tree_leaves", "tree_map", "with_buffer", "writes_of",
 ]  # fmt: skip

@@ -16,19 +16,7 @@ from surefoot import zoo
 from surefoot.chain import Chain
 from surefoot.complexity import Cost, chain_cost, cost
 
-SMALL = [
-    "autoencoder",
-    "autoencoder-convolutional",
-    "dense",
-    "gpt",
-    "gpt-tied",
-    "mlp",
-    "residual",
-    "resnet18",
-    "vgg16",
-    "vgg16-batchnorm",
-    "vit",
-]
+SMALL = ["autoencoder-convolutional", "dense", "gpt-tied", "residual", "resnet18", "vgg16-batchnorm", "vit"]
 
 
 def _assert_agrees(found: Cost) -> None:
@@ -62,7 +50,7 @@ def test_zoo_agrees_with_a_real_run(name: str) -> None:
     chain = Chain(zoo.build(name, **options), zoo.example_input(name, batch=3, **options))
     found = chain_cost(chain)
     _assert_agrees(found)
-    assert (found.counted.forward, found.counted.backward, found.counted.held_bytes) == _real_run(chain)
+    assert (found.counted.forward, found.counted.backward, found.counted.bytes) == _real_run(chain)
     assert 1 < found.structured.ratio <= 3
     assert found.structured.forward_backward <= found.refined.forward_backward
 
@@ -80,7 +68,6 @@ def test_vgg16_full_size() -> None:
     sides |= {28: (256 * 512, 2 * 512 * 512), 14: (3 * 512 * 512,)}
     convolutions = sum(9 * side**2 * pairs for side, counts in sides.items() for pairs in counts)
     assert found.products == 128 * (convolutions + 7 * 7 * 512 * 4096 + 4096 * 4096 + 4096 * 1000)
-    assert found.counted.held_parameter_bytes > 400e6
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet50", "autoencoder-convolutional"])
@@ -108,7 +95,7 @@ def test_evaluation_mode() -> None:
     chain = Chain(zoo.build("resnet18", **options).eval(), zoo.example_input("resnet18", **options))
     found = chain_cost(chain)
     _assert_agrees(found)
-    assert found.counted.held_bytes == _real_run(chain)[2]
+    assert found.counted.bytes == _real_run(chain)[2]
 
 
 @settings(deadline=None, derandomize=True, max_examples=40)

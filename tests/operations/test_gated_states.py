@@ -108,7 +108,7 @@ def test_long_sequences(layer: Callable[..., nn.Module], most: int) -> None:
     """Operation by operation the smoothness of 50 steps would be 1e91 and 1e79."""
     torch.manual_seed(0)
     model, x = _Outputs(layer(8, 16, batch_first=True)).double(), torch.randn(2, 50, 8, dtype=D)
-    assert sf.certify(model, x, domain=sf.ProductBall(1.0)).smoothness < sf.Magnitude.of(10.0) ** most
+    assert sf.certify(model, x, domain=sf.ProductBall(1.0)).smoothness < Magnitude.of(10.0) ** most
 
 
 @pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU])

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import surefoot as sf
 from surefoot.guarantees import GuaranteeError
+from surefoot.magnitude import Magnitude
 from surefoot.optim import OptimizerError, ProjectedGradient, ProjectedSGD, VarianceBound, VarianceEstimate
 
 DOMAINS = {
@@ -241,7 +242,7 @@ def test_stochastic_steps_satisfy_the_inequality_of_the_proof_in_exact_expectati
             steps.append(optimizer.history[-1].step_size)
         model.load_state_dict(state)
         (step,) = set(steps)
-        assert step <= 0.5 / max(float(sf.Magnitude(s)) for s, _ in optimizer.batches.values())
+        assert step <= 0.5 / max(float(Magnitude(s)) for s, _ in optimizer.batches.values())
         mapping = mapping_by_hand(model, x, y, step, optimizer)
         assert sum(after) / 4 <= here - step / 2 * mapping**2 + step / 2 * variance
         worst = max(worst, mapping)

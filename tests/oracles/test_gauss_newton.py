@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.second_order import peak
+from benchmarks.timing import peak
 from torch import nn
 
 import surefoot as sf

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from benchmarks.second_order import peak
+from benchmarks.timing import peak
 from torch import Tensor, nn
 
 import surefoot as sf

@@ -3,5 +3,9 @@
 A *range* is an interval that contains what a number may be; a *turning point* of a function is where its
 derivative changes sign, so that between two of them it is monotone.
 
+* ``function``: a model, or an objective of it, as what is bounded.
+* ``tensor_size``, ``claims``, ``size_linear``, ``size_products``, ``size_functions``, ``size_rules``, ``size``:
+  norms alone, in the log domain, for sets of any size and without values; ``breakdown``: which operations they
+  come from; ``input_gain``: sharper constants in the input.
 * ``scalars``: the ranges of all derivatives of all scalar functions, over intervals.
 """

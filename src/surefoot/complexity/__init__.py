@@ -3,12 +3,10 @@
 * ``report``: ``cost``, the paper's complexities of a model next to what PyTorch counts, and its table.
 * ``layers``: the cost of one computation of a chain, and of a gradient, a Gauss-Newton and a Newton step.
 * ``counted``: multiplications and memory as PyTorch counts them.
-* ``traffic``: bytes that cross between processes that have a part of the data each, and their time.
 """
 
 from surefoot.complexity.counted import Counted
 from surefoot.complexity.layers import ComputationCost, OracleCost
 from surefoot.complexity.report import Cost, Passes, chain_cost, cost
-from surefoot.complexity.traffic import Traffic
 
-__all__ = ["ComputationCost", "Cost", "Counted", "OracleCost", "Passes", "Traffic", "chain_cost", "cost"]
+__all__ = ["ComputationCost", "Cost", "Counted", "OracleCost", "Passes", "chain_cost", "cost"]

@@ -6,7 +6,6 @@ Both come from one run of the automatic-differentiation oracle on tensors that h
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,17 +26,13 @@ class Counted:
     Attributes:
         forward: multiplications of matrix products and convolutions in the forward pass.
         backward: the same in the backward pass with respect to the parameters.
-        held_bytes: memory that autograd holds between the two passes: storages that are neither parameters nor
-            inputs nor buffers, each once.
-        held_input_bytes: inputs, buffers and constants that autograd refers to.
-        held_parameter_bytes: parameters that autograd refers to.
+        bytes: memory that autograd needs between the two passes: storages that are neither parameters nor inputs
+            nor buffers, each once.
     """
 
     forward: int
     backward: int
-    held_bytes: int
-    held_input_bytes: int
-    held_parameter_bytes: int
+    bytes: int
 
 
 def counted(chain: Chain) -> Counted:
@@ -60,23 +55,17 @@ def counted(chain: Chain) -> Counted:
         with _counter() as backward:
             if parameters:
                 oracle.pullback([torch.ones_like(value) for value in values])
-    owned, fixed, held = map(_storages, (parameters.values(), [*inputs, *constants], saved))
+    present = {storage_of(value) for value in (*parameters.values(), *inputs, *constants)}
+    sizes = {storage_of(value): value.untyped_storage().nbytes() for value in saved}
     return Counted(
         forward=forward.get_total_flops() // 2,
         backward=backward.get_total_flops() // 2,
-        held_bytes=sum(size for key, size in held.items() if key not in owned and key not in fixed),
-        held_input_bytes=sum(size for key, size in held.items() if key in fixed),
-        held_parameter_bytes=sum(size for key, size in held.items() if key in owned),
+        bytes=sum(size for key, size in sizes.items() if key not in present),
     )
 
 
 def _fake(mode: FakeTensorMode, value: Any) -> Any:
     return mode.from_tensor(value.detach(), static_shapes=True) if isinstance(value, Tensor) else value
-
-
-def _storages(values: Iterable[Tensor]) -> dict[int, int]:
-    """The distinct storages of tensors, with their sizes in bytes."""
-    return {storage_of(value): value.untyped_storage().nbytes() for value in values}
 
 
 def _counter() -> FlopCounterMode:

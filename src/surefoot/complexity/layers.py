@@ -5,6 +5,7 @@ Together they give the cost of a step: gradient, Gauss-Newton by duality, Newton
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import surefoot.operations.captured  # noqa: F401  registers the operations
@@ -123,25 +124,33 @@ def computation_cost(computation: Computation) -> ComputationCost:
     degrees = {name: Degree(state=1) for name in computation.before}
     degrees |= {leaf.name: Degree(parameters=1) for leaf in graph.parameters}
     biaffine = {node.name for node in computation.biaffine}
-    totals: dict[str, int] = {}
-
-    def add(**amounts: int) -> None:
-        for key, amount in amounts.items():
-            totals[key] = totals.get(key, 0) + amount
-
+    totals: Counter[str] = Counter()
     for node in computation.nodes:
         counts = sparsity(graph, node)
+        factors = [degrees.get(name, Degree()) for name in counts.factors]
+        terms = [(degrees.get(name, Degree()), nonzeros) for name, nonzeros in counts.terms]
+        varying = sum(not degree.is_constant for degree in factors)
         if node.name in biaffine:
-            add(**_biaffine(node, counts, degrees))
+            product = sum(factors, Degree())
+            totals["bilinear" if varying > 1 else _kind(product)] += counts.product
+            is_sum = record_of(node).form_of(node) is Form.LINEAR and "other" in node.arguments
+            for degree, nonzeros in terms:
+                merged = is_sum and degree.state != 0 and degree.parameters != 0
+                totals[_kind(degree)] += 0 if degree.is_constant or merged else nonzeros
         else:
-            add(**_nonaffine(counts, degrees))
+            added = sum(nonzeros for degree, nonzeros in terms if not degree.is_constant)
+            linear = varying * counts.product + added
+            totals["nonaffine"] += linear + counts.jacobian
+            totals["evaluation"] += counts.product + added + counts.evaluation
+            totals["derivative"] += counts.derivative
+            totals["application"] += linear + counts.application
         degrees[node.name] = degree_of(node, degrees)
         for contraction in counts.contractions:
             needed = sum(
                 any(Role.PARAMETERS in graph.roles[name] for name in factor) for factor in contraction.factors
             )
-            add(products=contraction.multiplications)
-            add(products_backward=needed * contraction.multiplications)
+            totals["products"] += contraction.multiplications
+            totals["products_backward"] += needed * contraction.multiplications
     return ComputationCost(
         label=str(computation),
         blocks=computation.blocks,
@@ -150,40 +159,6 @@ def computation_cost(computation: Computation) -> ComputationCost:
         parameters=computation.parameter_size,
         **totals,
     )
-
-
-def _biaffine(node: Node, counts: Sparsity, degrees: dict[str, Degree]) -> dict[str, int]:
-    """The amounts that an operation of the biaffine part adds to the three sparsities."""
-    product = Degree()
-    for name in counts.factors:
-        product = product + degrees.get(name, Degree())
-    amounts = {"bilinear": 0, "affine_parameters": 0, "affine_state": 0}
-    record = record_of(node)
-    sums = record.form_of(node) is Form.LINEAR and "other" in node.arguments
-    varying = [name for name in counts.factors if not degrees.get(name, Degree()).is_constant]
-    if len(varying) > 1:
-        amounts["bilinear"] += counts.product
-    else:
-        amounts[_kind(product)] += counts.product
-    for name, nonzeros in counts.terms:
-        degree = degrees.get(name, Degree())
-        merged = sums and degree.state != 0 and degree.parameters != 0
-        if not degree.is_constant and not merged:
-            amounts[_kind(degree)] += nonzeros
-    return amounts
-
-
-def _nonaffine(counts: Sparsity, degrees: dict[str, Degree]) -> dict[str, int]:
-    """The amounts that an operation of the other parts adds to their sparsity and to their cost."""
-    factors = {name for name in counts.factors if not degrees.get(name, Degree()).is_constant}
-    terms = sum(nonzeros for name, nonzeros in counts.terms if not degrees.get(name, Degree()).is_constant)
-    linear = len(factors) * counts.product + terms
-    return {
-        "nonaffine": linear + counts.jacobian,
-        "evaluation": counts.product + terms + counts.evaluation,
-        "derivative": counts.derivative,
-        "application": linear + counts.application,
-    }
 
 
 def _kind(degree: Degree) -> str:

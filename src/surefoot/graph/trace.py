@@ -30,6 +30,7 @@ from surefoot.graph.flatten import Flat, MasksAsIndices, has_transforms, places_
 from surefoot.graph.nodes import PREFIX, module_path
 from surefoot.graph.preserve import Change, Watch
 from surefoot.graph.survey import Survey
+from surefoot.loading import uncollected
 from surefoot.torch_private import (
     BatchNormalisation,
     FakeTensor,
@@ -37,7 +38,6 @@ from surefoot.torch_private import (
     distributions_unchecked,
     global_forward_hooks,
     is_view,
-    load_tracer,
     schema_of,
 )
 
@@ -104,9 +104,7 @@ def trace(
     custom: list[str] = []
     selected = _Selected(model, survey, calls, changes, custom)
     try:
-        with quiet():
-            load_tracer()
-        with quiet(), _as_if_alone(model):
+        with quiet(), uncollected(), _as_if_alone(model):
             named = {key: _usable(value) for key, value in kwargs.items()}
             usable = tuple(map(_usable, args))
             try:

@@ -148,7 +148,7 @@ class ElasticNet(Regularizer):
         l1: :math:`\lambda`, for all blocks or by block path.
         l2: :math:`\rho`, for all blocks or by block path.
 
-    >>> float(sf.ElasticNet(1.0, 0.5)({"layer.weight": torch.tensor([3.0, -4.0])}))
+    >>> float(ElasticNet(1.0, 0.5)({"layer.weight": torch.tensor([3.0, -4.0])}))
     13.25
     """
 

@@ -273,9 +273,10 @@ def operation(*names: Any, **readings: Any) -> Callable[[Rule], Rule]:
     Raises:
         SurefootError: if something else was given.
 
+    >>> from surefoot.magnitude import Magnitude
     >>> @sf.register_rule("doctest.half")
     ... def half(call):
-    ...     return sf.operations.Bounds({"self": sf.Magnitude.of(0.5)})  # slope ½, no curvature
+    ...     return sf.operations.Bounds({"self": Magnitude.of(0.5)})  # slope ½, no curvature
     >>> sf.operations.rules()["doctest.half"] is half
     True
     """

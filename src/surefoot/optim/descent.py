@@ -53,8 +53,8 @@ class CertifiedDescent(GuaranteedOptimizer):
             segments, their default) and ``"gradient"``.
         order: Taylor coefficients along a segment, 2 to 5: more cost more and allow longer steps.
         regularizer: added to the loss; with ``proof="evaluation"``. Absolute values in it
-            (:class:`surefoot.ElasticNet`) are met by proximal gradient steps, whose length is searched; the
-            stationarity in the history is then the norm of the gradient mapping.
+            (:class:`surefoot.objectives.ElasticNet`) are met by proximal gradient steps, whose length is searched;
+            the stationarity in the history is then the norm of the gradient mapping.
         weight_decay: the same as ``regularizer=surefoot.Ridge(weight_decay)``.
         params: the parameters that are optimised, or parameter groups; all that are trainable by default. Layers
             that are unfrozen later take part after ``add_param_group``.

@@ -14,7 +14,7 @@ from surefoot.optim.evaluation import OptimizerError
 from surefoot.optim.record import StepRecord, from_columns, to_columns
 from surefoot.optim.vectors import held_by
 from surefoot.optim.watch import Watch
-from surefoot.torch_private import copied_together, load_tracer
+from surefoot.torch_private import copied_together
 
 
 class _Group(dict[str, Any]):
@@ -137,6 +137,5 @@ class HeldParameters(Optimizer):
                 f"{len(strangers)} of the given parameters are not parameters of the model: the certificate would "
                 "not speak of them. Put them into a module together with the model"
             )
-        load_tracer()  # which torch does here as well, but not without a disk
         super().add_param_group(param_group)
         self.param_groups[-1] = _Group(self.param_groups[-1])

@@ -195,7 +195,8 @@ def concatenate_bilinear(smoothness: Sequence[Magnitude]) -> Magnitude:
     :math:`L` are missing in the paper's proof, ERRATA 11). With one :math:`u` and m samples :math:`x_i` it is
     the batch; with one :math:`x` and several :math:`u_j`, the filters of a convolution.
 
-    >>> print(sf.paper.concatenate_bilinear([sf.Magnitude.of(1.0), sf.Magnitude.of(3.0)]))
+    >>> from surefoot.magnitude import Magnitude
+    >>> print(sf.paper.concatenate_bilinear([Magnitude.of(1.0), Magnitude.of(3.0)]))
     3.000e+00
     """
     if not smoothness:
@@ -290,7 +291,8 @@ def lemma_smooth_gen(
             :math:`L^{xx}R_u + L^{ux}R_x`, which is no upper bound (ERRATA 6). True repeats that, and flags
             the result if it makes a constant smaller than it may be; False takes the radii as above.
 
-    >>> product = sf.paper.Bivariate(*map(sf.Magnitude.of, (9, 3, 3, 0, 1, 0, 0, 0, 0)))
+    >>> from surefoot.magnitude import Magnitude
+    >>> product = sf.paper.Bivariate(*map(Magnitude.of, (9, 3, 3, 0, 1, 0, 0, 0, 0)))
     >>> print(sf.paper.lemma_smooth_gen([product, product], radii=2.0, input_norm=1.0).lipschitz)
     6.000e+00
     """

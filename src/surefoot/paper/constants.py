@@ -103,7 +103,8 @@ class Bivariate:
         jacobian_state_at_zero: :math:`\|\nabla_x\varphi(0,0)\|`.
         unsound: see the module.
 
-    >>> product = sf.paper.Bivariate(*map(sf.Magnitude.of, (9, 3, 3, 0, 1, 0, 0, 0, 0)))
+    >>> from surefoot.magnitude import Magnitude
+    >>> product = sf.paper.Bivariate(*map(Magnitude.of, (9, 3, 3, 0, 1, 0, 0, 0, 0)))
     >>> print(product.smoothness_mixed)
     1.000e+00
     """

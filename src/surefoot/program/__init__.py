@@ -9,11 +9,14 @@ its inputs, and so a program becomes one of value and gradient.
 * ``builder``: writing a program node by node; ``symbol``: arithmetic on nodes as on tensors.
 * ``tracing``: a model as a program; ``decompositions``, ``layers``: operations of torch in terms of primitives.
 * ``transpose``: from a program of a value to one of the value and its gradient.
+* ``fusion``: formulas that are written out, as what they are.
+* ``labels``: which samples of a batch each entry depends on.
 """
 
 from surefoot.program import layers as _layers  # noqa: F401 -- declares its rules
 from surefoot.program.builder import Builder
 from surefoot.program.ir import Node, Program
+from surefoot.program.labels import interacting, samples
 from surefoot.program.primitives import PRIMITIVES, Primitive
 from surefoot.program.scalars import SCALARS, Scalar
 from surefoot.program.symbol import Symbol
@@ -22,7 +25,7 @@ from surefoot.program.transpose import differentiate
 
 __all__ = [
     "PRIMITIVES", "SCALARS", "Builder", "Node", "Primitive", "Program", "Scalar", "Symbol", "differentiate",
-        "trace",
+    "interacting", "samples", "trace",
 ]  # fmt: skip
 
 

@@ -40,7 +40,7 @@ class Builder:
     """
 
     def __init__(self, program: Program | None = None, device: torch.device | str = "cpu") -> None:
-        self.device = torch.device(device)
+        self.device = torch.device(device) if program is None else program.device
         self.path, self.dtype = "", torch.float64  # of the nodes that are added next
         self.nodes: list[Node] = [*program.nodes] if program else []
         self.inputs: dict[str, int] = {**program.inputs} if program else {}
@@ -184,13 +184,18 @@ class Builder:
         operand = self.nodes[inputs[0]] if inputs else None
         match name:
             case "add":
-                terms = tuple(k for k in inputs if not self._is(k, 0.0)) or inputs[:1]
+                terms = tuple(k for k in inputs if not self.is_all(k, 0.0)) or inputs[:1]
                 return (name, tuple(sorted(terms)) if len(terms) == 2 else terms, {}) if len(terms) > 1 else (
                     "same", terms, {})  # fmt: skip
             case "scale" if options["factor"] == 1:
                 return same
-            case "scale" if operand and operand.primitive.name == "scale" and options["factor"] == -1:
-                return self._simplified("scale", operand.inputs, {"factor": -operand.options["factor"]})
+            case "scale" if options["factor"] == 0:
+                zero = torch.zeros((), dtype=torch.float64, device=self.device)
+                return "same", (self.constant(zero.expand(shape)),), {}
+            case "scale" if operand and operand.primitive.name == "scale":
+                factors = options["factor"], operand.options["factor"]
+                if any(math.frexp(abs(f))[0] == 0.5 for f in factors):  # by a power of two: nothing is rounded
+                    return self._simplified("scale", operand.inputs, {"factor": math.prod(factors)})
             case "mul":
                 left, right = sorted(inputs)
                 if left in self.constants and right not in self.constants:
@@ -198,9 +203,9 @@ class Builder:
                 if right in self.constants:
                     return self._simplified("weigh", (left, right), {})
                 return name, (left, right), {}
-            case "weigh" if self._is(inputs[1], 1.0):
+            case "weigh" if self.is_all(inputs[1], 1.0):
                 return same
-            case "weigh" if self.nodes[inputs[1]].primitive.kind == "constant" and self._is_uniform(inputs[1]):
+            case "weigh" if self.nodes[inputs[1]].primitive.kind == "constant" and self.is_uniform(inputs[1]):
                 factor = float(self.constants[inputs[1]].reshape(-1)[0])
                 return self._simplified("scale", inputs[:1], {"factor": factor})
             case "reshape" | "expand" if tuple(shape) == tuple(options["shape"]):
@@ -226,11 +231,11 @@ class Builder:
                 return same
         return name, inputs, options
 
-    def _is(self, k: int, value: float) -> bool:
+    def is_all(self, k: int, value: float) -> bool:
         """Whether all entries of a constant are this number."""
-        return k in self.constants and self._is_uniform(k) and float(self.constants[k].reshape(-1)[0]) == value
+        return k in self.constants and self.is_uniform(k) and float(self.constants[k].reshape(-1)[0]) == value
 
-    def _is_uniform(self, k: int) -> bool:
+    def is_uniform(self, k: int) -> bool:
         """Whether all entries of a constant are equal."""
         value = self.constants[k]
         return not value.is_meta and value.numel() > 0 and bool((value == value.reshape(-1)[0]).all())
@@ -244,7 +249,7 @@ def _identity(value: Tensor) -> Any:
     """What a constant is compared by, None if it is too large to be."""
     if value.is_meta or value.numel() > _COMPARED:
         return None
-    data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    data = value.detach().cpu().numpy().tobytes()
     return "constant", value.shape, value.dtype, value.device, data
 
 

@@ -387,7 +387,7 @@ def _masked_fill(x: Any, mask: Any, value: Any) -> Symbol:
 @rule("maximum", "max_other", "fmax")
 def _maximum(a: Any, b: Any) -> Symbol:
     left, right = symbol_of(a, b).lift(a).together(b)
-    if right.is_constant and right.builder._is(right.index, 0.0):
+    if right.is_constant and right.builder.is_all(right.index, 0.0):
         return left.scalar("relu")
     return left.emit("maximum", right)
 

@@ -92,6 +92,11 @@ class Program:
         tensors = self.run(values)
         return [tensors[k] for k in self.outputs]
 
+    @property
+    def device(self) -> torch.device:
+        """Where its constants are; the CPU if it has none."""
+        return next((value.device for value in self.constants.values() if not value.is_meta), torch.device("cpu"))
+
     def users(self) -> list[list[int]]:
         """The nodes that read each node."""
         readers: list[list[int]] = [[] for _ in self.nodes]

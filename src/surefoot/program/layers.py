@@ -333,15 +333,16 @@ def _adaptive_avg_pool(count: int) -> Any:
 
 def _maxima(x: Symbol, windows: Sequence[Sequence[Sequence[int]]]) -> Symbol:
     """The largest entry of each window; entries of short windows are repeated, which changes no maximum."""
-    count = len(windows)
-    flat = torch.arange(math.prod(x.shape), device=x.builder.device).reshape(x.shape)
-    for k, along_one in enumerate(windows):  # one dimension of windows, one of the places within
-        longest = max(map(len, along_one))
-        index = torch.tensor([[*w, *[w[0]] * (longest - len(w))] for w in along_one], device=flat.device)
-        dim = x.dim() - count + 2 * k
-        flat = flat.index_select(dim, index.reshape(-1)).unflatten(dim, index.shape)
-    inner = [x.dim() - count + 2 * k + 1 for k in range(count)]
-    return x.gather(flat).emit("amax", dims=tuple(inner), keepdim=False)
+    first = x.dim() - len(windows)
+    for k, along_one in enumerate(windows):  # a dimension becomes one of windows and one of places within
+        longest, dim = max(map(len, along_one)), first + 2 * k
+        places = [p for w in along_one for p in (*w, *[w[0]] * (longest - len(w)))]
+        if places == list(range(len(places))):
+            rows = x.part(dim, 0, len(places))
+        else:
+            rows = x.emit("rows", x.index_of(torch.tensor(places, device=x.builder.device)), dim=dim)
+        x = rows.reshape([*x.shape[:dim], len(along_one), longest, *x.shape[dim + 1 :]])
+    return x.emit("amax", dims=tuple(range(first + 1, x.dim(), 2)), keepdim=False)
 
 
 def _max_pool(count: int) -> Any:

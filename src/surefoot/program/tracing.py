@@ -24,6 +24,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from surefoot.errors import CaptureError, UnsupportedOperation
 from surefoot.program.builder import Builder
 from surefoot.program.decompositions import MOVES, RULES, moved, places_of, scattered
+from surefoot.program.fusion import fuse
 from surefoot.program.ir import Program
 from surefoot.program.symbol import Symbol
 from surefoot.torch_private import (
@@ -116,7 +117,7 @@ def trace(
         tracer.builder.path = ""
         result = result if objective is None else objective(result)
         outputs = [value for value in tree_leaves(result) if isinstance(value, Tensor)]
-    return tracer.builder.finish([tracer.node_of(value) for value in outputs])
+    return fuse(tracer.builder.finish([tracer.node_of(value) for value in outputs]))
 
 
 @contextmanager

@@ -89,7 +89,7 @@ class Convergence:
         weights: :math:`L_b` by path, where norms are :math:`\\sum_bL_b\\|v_b\\|^2`; each is at least one, so that
             distances in the ordinary norm are not larger.
 
-    >>> print(sf.Convergence("newton", "Newton-Kantorovich theorem", False, (), 3.0).verdict)
+    >>> print(Convergence("newton", "Newton-Kantorovich theorem", False, (), 3.0).verdict)
     Convergence of Newton's method from here is not proved (Newton-Kantorovich theorem): a factor of 3 is missing.
     """
 
