@@ -25,7 +25,7 @@ ROWS = (
     "batches bounds graph",
     "operations",
     "calculus chain complexity",
-    "attained blockwise certificate guarantees lower valuation",
+    "attained blockwise certificate guarantees lower valuation value",
     "implicit objectives optim oracles theorems",
     "certifying clustering data paper smoothing zoo",
     "integrations",

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from bounds.test_scalars import JUDGES
 from flint import arb, arb_mat, arb_series, ctx
 from torch import Tensor
 
+from bounds.test_scalars import JUDGES
 from surefoot.program import PRIMITIVES, Node, Program, Scalar
 
 BITS = 200
 Array = Any
 
-_MOVES = "reshape permute flip slice embed pad expand gather rows cat unfold".split()
+_MOVES = ["reshape", "permute", "flip", "slice", "embed", "pad", "expand", "gather", "rows", "cat", "unfold"]
 
 
 def exactly(value: Tensor) -> Array:
@@ -73,7 +73,9 @@ def computed(node: Node, t: list[Any]) -> Array:
         rest = {k: v for k, v in options.items() if k not in ("shape", "size")}
         if name == "rows_back":
             rest = {"dim": options["dim"]}
-        at = PRIMITIVES[back].run([torch.arange(1, node.shape.numel() + 1).reshape(node.shape).double(), *t[1:]], **rest)
+        at = PRIMITIVES[back].run(
+            [torch.arange(1, node.shape.numel() + 1).reshape(node.shape).double(), *t[1:]], **rest
+        )
         out = np.array([arb(0)] * (node.shape.numel() + 1), dtype=object)
         for place, x in zip(at.long().reshape(-1).tolist(), t[0].reshape(-1), strict=True):
             out[place] += x
@@ -109,8 +111,14 @@ def computed(node: Node, t: list[Any]) -> Array:
             return mapped(lambda x: scalar(options["function"], x), t[0])
         case "softmax" | "logsumexp":
             dim, x = options["dim"], t[0]
-            mask = np.broadcast_to(t[1].numpy() if isinstance(t[1], Tensor) else mapped(float, t[1]), x.shape) if t[1:] else None
-            top = mapped(lambda v: arb(max(map(float, np.atleast_1d(v)))), np.asarray(x.max(axis=dim, keepdims=True)))
+            mask = (
+                np.broadcast_to(t[1].numpy() if isinstance(t[1], Tensor) else mapped(float, t[1]), x.shape)
+                if t[1:]
+                else None
+            )
+            top = mapped(
+                lambda v: arb(max(map(float, np.atleast_1d(v)))), np.asarray(x.max(axis=dim, keepdims=True))
+            )
             power = mapped(lambda v: v.exp(), x - top)
             power = power if mask is None else np.where(mask == 0, arb(0), power)
             total = power.sum(axis=dim, keepdims=True)
@@ -121,7 +129,10 @@ def computed(node: Node, t: list[Any]) -> Array:
         case "normalize" | "rstd":
             dims, count = tuple(options["dims"]), math.prod(t[0].shape[d] for d in options["dims"])
             centred = t[0] - t[0].sum(axis=dims, keepdims=True) / count
-            r = mapped(lambda v: (v / count + arb(options["eps"])).rsqrt(), (centred * centred).sum(axis=dims, keepdims=True))
+            r = mapped(
+                lambda v: (v / count + arb(options["eps"])).rsqrt(),
+                (centred * centred).sum(axis=dims, keepdims=True),
+            )
             return centred * r if name == "normalize" else r
         case "softmax_back":
             return t[1] * (t[0] - (t[0] * t[1]).sum(axis=options["dim"], keepdims=True))
@@ -142,26 +153,42 @@ def computed(node: Node, t: list[Any]) -> Array:
 def convolved(x: Array, w: Array, stride: Any, padding: Any, dilation: Any, groups: int) -> Array:
     """By the definition: a sum over the places of the kernel."""
     x = np.pad(x, [(0, 0), (0, 0), *((p, p) for p in padding)], constant_values=arb(0))
-    size = [(n - d * (k - 1) - 1) // s + 1 for n, k, s, d in zip(x.shape[2:], w.shape[2:], stride, dilation, strict=True)]
+    size = [
+        (n - d * (k - 1) - 1) // s + 1
+        for n, k, s, d in zip(x.shape[2:], w.shape[2:], stride, dilation, strict=True)
+    ]
     parts = []
     for images, kernels in zip(np.split(x, groups, 1), np.split(w, groups, 0), strict=True):
         total = 0
         for place in itertools.product(*map(range, w.shape[2:])):
-            where = [slice(k * d, k * d + s * (n - 1) + 1, s) for k, d, s, n in zip(place, dilation, stride, size, strict=True)]
+            where = [
+                slice(k * d, k * d + s * (n - 1) + 1, s)
+                for k, d, s, n in zip(place, dilation, stride, size, strict=True)
+            ]
             window = images[(slice(None), slice(None), *where)]
-            total = total + np.moveaxis(np.tensordot(window, kernels[(slice(None), slice(None), *place)], (1, 1)), -1, 1)
+            total = total + np.moveaxis(
+                np.tensordot(window, kernels[(slice(None), slice(None), *place)], (1, 1)), -1, 1
+            )
         parts.append(total)
     return np.concatenate(parts, 1)
 
 
-def transposed_convolution(g: Array, w: Array, shape: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Array:
+def transposed_convolution(
+    g: Array, w: Array, shape: Any, stride: Any, padding: Any, dilation: Any, groups: int
+) -> Array:
     """Every entry of the costate, times the kernel, added where the kernel lay."""
-    out = np.array([arb(0)] * math.prod((*shape[:2], *(n + 2 * p for n, p in zip(shape[2:], padding, strict=True)))), dtype=object)
+    out = np.array(
+        [arb(0)] * math.prod((*shape[:2], *(n + 2 * p for n, p in zip(shape[2:], padding, strict=True)))),
+        dtype=object,
+    )
     out = out.reshape(*shape[:2], *(n + 2 * p for n, p in zip(shape[2:], padding, strict=True)))
     for part, (costates, kernels) in enumerate(zip(np.split(g, groups, 1), np.split(w, groups, 0), strict=True)):
         channels = slice(part * w.shape[1], (part + 1) * w.shape[1])
         for place in itertools.product(*map(range, w.shape[2:])):
-            where = [slice(k * d, k * d + s * (n - 1) + 1, s) for k, d, s, n in zip(place, dilation, stride, g.shape[2:], strict=True)]
+            where = [
+                slice(k * d, k * d + s * (n - 1) + 1, s)
+                for k, d, s, n in zip(place, dilation, stride, g.shape[2:], strict=True)
+            ]
             added = np.moveaxis(np.tensordot(costates, kernels[(slice(None), slice(None), *place)], (1, 0)), -1, 1)
             out[(slice(None), channels, *where)] = out[(slice(None), channels, *where)] + added
     return out[(slice(None), slice(None), *(slice(p, p + n) for p, n in zip(padding, shape[2:], strict=True)))]

@@ -1,29 +1,26 @@
 r"""How far the tensors of a program may be from exact: errors entry by entry, and errors of rows beside them.
-
-Let :math:`\hat z` be the tensors as computed and z those where any part :math:`s\delta`, :math:`s\in[0,1]`, of every
-local error is made (:mod:`surefoot.value.rounding`). Of each tensor two bounds are carried along:
+ Let :math:`\hat z` be the tensors as computed and z those where any part :math:`s\delta`, :math:`s\in[0,1]`, of
+every local error is made (:mod:`surefoot.value.rounding`). Of each tensor two bounds are carried along:
 
 * :math:`e \ge |z - \hat z|`, entry by entry, since slopes differ from entry to entry (the largest ones of several
   operations in a row multiply to thousands where the product of the slopes is one);
-* f, the norms of :math:`z - \hat z` along some dimensions (a row, a head), since entries alone grow with the root of
-  the width at every matrix.
+* f, the norms of :math:`z - \hat z` along some dimensions (a row, a head), since entries alone grow with the root
+  of the width at every matrix.
 
 With local errors :math:`\delta`:
 
 * linear primitives run on the errors themselves, with absolute factors;
-* products: :math:`|ab - \hat a\hat b| \le |\hat a|e_b + e_a(|\hat b| + e_b)`; for matrices
-  :math:`e_{ij} \le f^a_i(\|b^j\| + f^{b,j}) + \|a_i\|f^{b,j}` and, of rows, :math:`f_i \le \|b\|_2f^a_i` where b is
-  exact;
+* products: :math:`|ab - \hat a\hat b| \le |\hat a|e_b + e_a(|\hat b| + e_b)`; for matrices :math:`e_{ij} \le
+  f^a_i(\|b^j\| + f^{b,j}) + \|a_i\|f^{b,j}` and, of rows, :math:`f_i \le \|b\|_2f^a_i` where b is exact;
 * scalar functions: :math:`e\sup|f'|` over :math:`[\hat x - e, \hat x + e]`;
-* *soft-max* p: on the way from :math:`\hat x` to x its entries stay below :math:`e^{2\max e}p_i`, and its derivative
-  is :math:`\delta \mapsto p(\delta - \langle p, \delta\rangle)`, of norm at most 1/2; the derivative of
+* *soft-max* p: on the way from :math:`\hat x` to x its entries stay below :math:`e^{2\max e}p_i`, and its
+  derivative is :math:`\delta \mapsto p(\delta - \langle p, \delta\rangle)`, of norm at most 1/2; the derivative of
   *log-sum-exp* is p;
-* *normalisation* :math:`z = c/\rho`, with c centred and :math:`\rho^2 = \mathrm{mean}\,c^2 + \epsilon`: if c moves by
-  :math:`\gamma`, then :math:`z' - z = \gamma/\rho' - z(\rho' - \rho)/\rho'` where, as
-  :math:`\rho'^2 - \rho^2 = 2\rho\,\mathrm{mean}(z\gamma) + \mathrm{mean}\,\gamma^2` and
-  :math:`|\rho' - \rho| \le \rho m` with :math:`m = \|\gamma\|r/\sqrt n`,
-  :math:`|\rho' - \rho| \le (2\,\mathrm{mean}|z\gamma| + r\,\mathrm{mean}\,\gamma^2)/(2 - m)`. The map has slope at
-  most :math:`r/(1 - m)` in norm;
+* *normalisation* :math:`z = c/\rho`, with c centred and :math:`\rho^2 = \mathrm{mean}\,c^2 + \epsilon`: if c moves
+  by :math:`\gamma`, then :math:`z' - z = \gamma/\rho' - z(\rho' - \rho)/\rho'` where, as :math:`\rho'^2 - \rho^2 =
+  2\rho\,\mathrm{mean}(z\gamma) + \mathrm{mean}\,\gamma^2` and :math:`|\rho' - \rho| \le \rho m` with :math:`m =
+  \|\gamma\|r/\sqrt n`, :math:`|\rho' - \rho| \le (2\,\mathrm{mean}|z\gamma| + r\,\mathrm{mean}\,\gamma^2)/(2 -
+  m)`. The map has slope at most :math:`r/(1 - m)` in norm;
 * their transposes are sums of products of two or three tensors;
 * *selections* may choose another entry where two are as near as their errors.
 """
@@ -306,7 +303,7 @@ class Entries:
         known = next((self.rows[k] for k in node.inputs if k in self.rows), None)
         if known is None:
             return None
-        dims, total = known[1], 0.0
+        dims, total = known[1], torch.zeros(())
         (a, b) = node.inputs
         fa, fb = self.norms(a, dims), self.norms(b, dims)
         if fb is not None:

@@ -1,7 +1,6 @@
 """The program of a value and its gradient, apart from what the data alone determine.
-
-What no weight enters is computed once, in double precision, and becomes an input of the program that is run at many
-weights. Where that rounds, the input has an error, and a costate by which it counts.
+ What no weight enters is computed once, in double precision, and becomes an input of the program that is run at
+many weights. Where that rounds, the input has an error, and a costate by which it counts.
 """
 
 from __future__ import annotations
@@ -17,8 +16,23 @@ from surefoot.value.entries import Entries
 from surefoot.value.rounding import EXACT, rounds
 from surefoot.value.running import Runner
 
-_HEAVY = frozenset("matmul conv conv_input conv_weight".split())
-_GROWING = frozenset("relu tanh sigmoid softplus exp erf atan softsign hardtanh relu6 hardsigmoid selu".split())
+_HEAVY = frozenset(["matmul", "conv", "conv_input", "conv_weight"])
+_GROWING = frozenset(
+    [
+        "relu",
+        "tanh",
+        "sigmoid",
+        "softplus",
+        "exp",
+        "erf",
+        "atan",
+        "softsign",
+        "hardtanh",
+        "relu6",
+        "hardsigmoid",
+        "selu",
+    ]
+)
 
 
 class Joint:
@@ -134,8 +148,8 @@ class Joint:
         return rounded
 
     def dtypes(self, single: bool) -> list[torch.dtype]:
-        """The element type that each node is run in: in single precision what products of matrices and convolutions
-        are computed from, on the way to the value, and what is computed from them on the way back.
+        """The element type that each node is run in: in single precision what products of matrices and
+        convolutions are computed from, on the way to the value, and what is computed from them on the way back.
         """
         nodes = self.program.nodes
         if not single:
@@ -161,4 +175,6 @@ class Joint:
         read = {k for node in nodes if node.primitive.name != "weigh" for k in node.inputs}
         narrow = [k for k in self.fixed if dtypes[k] == torch.float32 and (k in read or k in self.given)]
         real = [self.fixed[k] for k in narrow if self.fixed[k].is_floating_point()]
-        return not any(k in self.given for k in narrow) and all(bool((t.float().double() == t).all()) for t in real)
+        return not any(k in self.given for k in narrow) and all(
+            bool((t.float().double() == t).all()) for t in real
+        )

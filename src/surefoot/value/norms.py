@@ -1,22 +1,18 @@
 r"""The same errors by norms alone: one number per tensor, which decides nearly always.
-
-Of each node: n bounds the norm of its tensor, p its largest entry, and e the norm of its error. What costates are off
-by counts only at second order, as :math:`\sum_z\|\delta_z\|e_{\lambda_z}`, so it may be coarse. It grows with all
-sizes, and is worked out for sizes twice as large as they are: it holds as long as tensors stay below these.
-
-With the notation of :mod:`surefoot.value.entries`: a linear primitive has the norm :math:`\sqrt{\text{numbers added
-up}\cdot\text{copies}}` at most (Schur); a product :math:`e \le e_a(p_b + e_b) + p_ae_b`, of matrices with spectral or
-Frobenius norms in place of p, of convolutions with :math:`\sqrt{\text{taps}}\,\|W\|`; scalar functions, soft-max and
-normalisation have their largest slope. With these slopes :math:`L_i`, and a number k of roundings, every local error
-is at most
+ Of each node: n bounds the norm of its tensor, p its largest entry, and e the norm of its error. What costates are
+off by counts only at second order, as :math:`\sum_z\|\delta_z\|e_{\lambda_z}`, so it may be coarse. It grows with
+all sizes, and is worked out for sizes twice as large as they are: it holds as long as tensors stay below these.
+ With the notation of :mod:`surefoot.value.entries`: a linear primitive has the norm :math:`\sqrt{\text{numbers
+added up}\cdot\text{copies}}` at most (Schur); a product :math:`e \le e_a(p_b + e_b) + p_ae_b`, of matrices with
+spectral or Frobenius norms in place of p, of convolutions with :math:`\sqrt{\text{taps}}\,\|W\|`; scalar
+functions, soft-max and normalisation have their largest slope. With these slopes :math:`L_i`, and a number k of
+roundings, every local error is at most
 
 .. math:: \|\delta\| \le ku\,\big(\|z\| + \sum_iL_i\|x_i\|\big) ,
-
-for scalar functions, of which neither the kernels nor the derivatives of higher order are listed, with k = 512: this
-is part of what is assumed of floating point, and tested.
-
-*Kinks and ties*: where a derivative jumps, the entries that are nearer to the jump than errors reach are counted at
-each run; c of them are off by at most :math:`\sqrt c` times the jump.
+ for scalar functions, of which neither the kernels nor the derivatives of higher order are listed, with k = 512:
+this is part of what is assumed of floating point, and tested.
+ *Kinks and ties*: where a derivative jumps, the entries that are nearer to the jump than errors reach are counted
+at each run; c of them are off by at most :math:`\sqrt c` times the jump.
 """
 
 from __future__ import annotations
@@ -35,7 +31,7 @@ from surefoot.value.rounding import EXACT, additions, gamma, leading, multiplici
 _MOVES = EXACT - {"constant", "input", "amax", "maximum", "sort", "select_like", "pick_like"}
 
 
-_VIEWS = frozenset("reshape permute flip expand slice embed pad gather rows".split())
+_VIEWS = frozenset(["reshape", "permute", "flip", "expand", "slice", "embed", "pad", "gather", "rows"])
 
 
 class Norms:
@@ -80,8 +76,14 @@ class Norms:
         self.counts = {k: float(rounding_count(program.nodes[k], program)) for k in nodes}
 
     def errors(
-        self, n: list[float], p: list[float], near: Callable[[int, float], int], least: Mapping[int, float],
-        spectral: Callable[[int], float], batches: Mapping[int, float], upto: int | None = None,
+        self,
+        n: list[float],
+        p: list[float],
+        near: Callable[[int, float], int],
+        least: Mapping[int, float],
+        spectral: Callable[[int], float],
+        batches: Mapping[int, float],
+        upto: int | None = None,
     ) -> tuple[list[float], list[float]]:
         """Norms of the errors and of the local errors of all nodes.
 
@@ -261,7 +263,7 @@ def _peaks(node: Node) -> tuple[int, ...]:
     return ()
 
 
-_UNBOUNDED = frozenset("exp expm1 power square sinh cosh".split())
+_UNBOUNDED = frozenset(["exp", "expm1", "power", "square", "sinh", "cosh"])
 
 
 def kinks_of(node: Node) -> tuple[float, ...]:
@@ -274,8 +276,8 @@ def kinks_of(node: Node) -> tuple[float, ...]:
 
 
 def count_near(node: Node, t: Callable[[int], Tensor], reach: float) -> int:
-    """How many entries are as near as this to a kink; of a selection, how many may be the largest but for those that
-    are.
+    """How many entries are as near as this to a kink; of a selection, how many may be the largest but for those
+    that are.
     """
     if node.primitive.name == "scalar":
         x, count = t(node.inputs[0]), 0
@@ -289,7 +291,7 @@ def count_near(node: Node, t: Callable[[int], Tensor], reach: float) -> int:
     return int((by >= top - 2 * reach).sum()) - top.numel()
 
 
-_POLES = frozenset("log log1p sqrt rsqrt reciprocal".split())
+_POLES = frozenset(["log", "log1p", "sqrt", "rsqrt", "reciprocal"])
 
 
 def has_pole(node: Node) -> bool:

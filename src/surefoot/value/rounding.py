@@ -1,19 +1,18 @@
 r"""How far one primitive, as computed, is from its exact value at the same arguments: its *local error*.
-
-**Assumed of floating point** (the one assumption; the tests compare the kernels with ball arithmetic): sums,
+ **Assumed of floating point** (the one assumption; the tests compare the kernels with ball arithmetic): sums,
 products, quotients and square roots are rounded to nearest with unit :math:`u` (:math:`2^{-53}` in double,
-:math:`2^{-24}` in single precision); an inner product of k numbers is a sum of k products in some order, so that it
-is off by at most :math:`\gamma_k|a|^\top|b|`, :math:`\gamma_k = ku/(1 - ku)` (Higham, Accuracy and Stability of
+:math:`2^{-24}` in single precision); an inner product of k numbers is a sum of k products in some order, so that
+it is off by at most :math:`\gamma_k|a|^\top|b|`, :math:`\gamma_k = ku/(1 - ku)` (Higham, Accuracy and Stability of
 Numerical Algorithms, section 3.1; the BLAS does, and torch convolves by copying patches and multiplying matrices,
-where methods of Winograd and Fourier are switched off); and the elementary functions of torch are within 8 units in
-the last place, that is 16u.
+where methods of Winograd and Fourier are switched off); and the elementary functions of torch are within 8 units
+in the last place, that is 16u.
 
 * What moves or selects numbers rounds nothing; *sums* of n numbers are taken in stages, so that none goes through
   more than :func:`additions` roundings (section 4.2 there).
 * A *product* of matrices: :math:`(|a||b|)_{ij} \le \|a_i\|\|b^j\|` (Cauchy-Schwarz), from the norms of rows and
   columns; a convolution likewise from those of patches and kernels.
-* A *scalar function* has the relative error of its kernel, or that of :mod:`surefoot.bounds.scalars`: its exact value
-  is in the range over the interval [x, x].
+* A *scalar function* has the relative error of its kernel, or that of :mod:`surefoot.bounds.scalars`: its exact
+  value is in the range over the interval [x, x].
 * *Soft-max* divides :math:`e^{-t_i}`, :math:`t_i = \max x - x_i`, by their sum :math:`S \ge 1`. Rounding
   :math:`t_i` changes :math:`e^{-t_i}` by a relative :math:`ut_i`, and as :math:`te^{-t} < 0.37` the sum by
   :math:`0.37nu`. Exponential, sum and quotient add 16u, (n + 16)u and u: together :math:`p_i(t_i + 1.4n + 40)u`.
@@ -24,16 +23,14 @@ the last place, that is 16u.
   :math:`\delta \mapsto r(\delta - z\,\mathrm{mean}(z\delta))`, :math:`r = 1/\rho`. So an entry is off by
   :math:`(1 + 10^{-3})(r\mu(1 + |z_i|) + (k/2 + 12)u|z_i|)`, and r by a relative
   :math:`(1 + 10^{-3})(r\mu + (k/2 + 10)u)`, wherever :math:`r\mu < 10^{-4}`; nothing is known elsewhere.
-
-Underflow takes at most the smallest normal number from an intermediate result; :data:`FLOOR` per entry covers it as
-long as what multiplies it afterwards is below its inverse square root.
+ Underflow takes at most the smallest normal number from an intermediate result; :data:`FLOOR` per entry covers it
+as long as what multiplies it afterwards is below its inverse square root.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,12 +43,32 @@ UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24}
 FLOOR = {torch.float64: 2.0**-1000, torch.float32: 2.0**-110}
 
 EXACT = frozenset(
-    "input constant reshape permute flip slice embed pad expand gather rows cat unfold amax maximum sort "
-    "select_like pick_like sort_like unsort_like".split()
+    [
+        "input",
+        "constant",
+        "reshape",
+        "permute",
+        "flip",
+        "slice",
+        "embed",
+        "pad",
+        "expand",
+        "gather",
+        "rows",
+        "cat",
+        "unfold",
+        "amax",
+        "maximum",
+        "sort",
+        "select_like",
+        "pick_like",
+        "sort_like",
+        "unsort_like",
+    ]
 )
 """Primitives that round nothing."""
 
-PIECES = frozenset("relu abs relu6".split())  # which only select
+PIECES = frozenset(["relu", "abs", "relu6"])  # which only select
 _KERNELS = {  # relative errors in units; what is not here is compared with its range
     "exp": 16, "log": 16, "log1p": 16, "expm1": 16, "tanh": 16, "sigmoid": 24, "softplus": 40, "logsigmoid": 40,
     "silu": 28, "erf": 16, "sin": 16, "cos": 16, "sinh": 16, "cosh": 16, "atan": 16, "arcsinh": 16, "sqrt": 4,
@@ -189,14 +206,14 @@ def local_error(node: Node, t: Callable[[int], Tensor], unit: float, staged: boo
             mean = lambda x: x.mean(dims, keepdim=True)  # noqa: E731
             return r * (g + mean(g) + z * mean(g * z)) * gamma(n + 8, unit)
     raise UnsupportedOperation(
-        f"how far '{name}' in {node.path or 'the objective'} is off by rounding is not known: it has no value with an "
-        "error; write it without that operation"
+        f"how far '{name}' in {node.path or 'the objective'} is off by rounding is not known: the "
+        "value has no error; write it without that operation"
     )
 
 
 def leading(node: Node) -> tuple[float, tuple[int, ...]] | None:
-    r"""Units c and nodes such that the local error is at most :math:`\gamma_c` times the entries of the one node, or
-    the products of the norms of rows and columns of the two; None for others.
+    r"""Units c and nodes such that the local error is at most :math:`\gamma_c` times the entries of the one node,
+    or the products of the norms of rows and columns of the two; None for others.
     """
     name, inputs, z = node.primitive.name, node.inputs, node.index
     if name == "mul" or (name == "add" and len(inputs) == 2):

@@ -1,8 +1,8 @@
 """How a program of value and gradient is run: by the quickest kernels whose errors are known.
-
-Sums on the way to the value are taken in stages. Soft-plus is run with threshold 40, beyond which its argument is
-off by less than a unit (torch's 20 is off by 2e-9). Where a costate is multiplied by the slope of an activation, the
-kernel of torch that does both is called, unless errors of entries are asked for, which need the slopes themselves.
+ Sums on the way to the value are taken in stages. Soft-plus is run with threshold 40, beyond which its argument is
+off by less than a unit (torch's 20 is off by 2e-9). Where a costate is multiplied by the slope of an activation,
+the kernel of torch that does both is called, unless errors of entries are asked for, which need the slopes
+themselves.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ class Runner:
         for k in live:
             for i in set(nodes[k].inputs) if k not in fixed else ():
                 users.setdefault(i, []).append(nodes[k])
-        values = {(n.inputs[0], _function(n)): n.index for n in nodes if n.index in live and n.primitive.name == "scalar"}
+        values = {
+            (n.inputs[0], _function(n)): n.index for n in nodes if n.index in live and n.primitive.name == "scalar"
+        }
         self.skipped: set[int] = set()
         self.steps: list[Step] = []
         for k in sorted(k for k in live if k not in fixed):
@@ -122,8 +124,8 @@ class Runner:
                 if y == x and function.name in ("tanh", "sigmoid"):
                     continue
                 self.skipped.add(k)
-                kernel, parameters = _BACKWARD[function.name], function.parameters
-                return node.index, lambda c, a, b: kernel(c, a, b, *parameters), (g, x, y)
+                kernel = _with(_BACKWARD[function.name], function.parameters)
+                return node.index, kernel, (g, x, y)
         return None
 
     def _kernel(self, node: Node) -> Kernel:
@@ -162,7 +164,7 @@ class Runner:
             case "scalar":
                 function: Scalar = options["function"]
                 known = _FUNCTIONS.get(function.name + "'" * function.order)
-                return function if known is None else lambda x: known(x, *function.parameters)
+                return function if known is None else _with(known, function.parameters)
         return lambda *t: run(t, **options)
 
     def _normalisation(self, node: Node) -> Kernel:
@@ -179,6 +181,10 @@ class Runner:
             return shared.pop() if shared else _normalized(x, **node.options)[1]
 
         return normalize if node.primitive.name == "normalize" else rstd
+
+
+def _with(kernel: Kernel, parameters: Sequence[float]) -> Kernel:
+    return lambda *tensors: kernel(*tensors, *parameters)
 
 
 def _cast(step: Step, dtypes: Sequence[torch.dtype] | None) -> Step:

@@ -6,12 +6,11 @@ computed, and :math:`z(s)` the tensors where the errors :math:`s\delta_k` are ma
 :math:`\sum_k\langle\lambda_k(s), \delta_k\rangle` with the costates :math:`\lambda(s)` at :math:`z(s)`. Hence
 
 .. math:: |\hat F - F| \le \sum_k\sum_i\sup_s|\lambda_{ki}(s)||\delta_{ki}| ,
-
-so that depth does not multiply the error. Costates are tensors of the same program (of value and gradient), so the
-same rules say how far :math:`\lambda(s)` is from the computed :math:`\hat\lambda`. With
-:math:`|\lambda| \le |\hat\lambda| + e` the sum has a part of first order, from the tensors as they are, and one of
-second order, by norms (:mod:`surefoot.value.norms`) and, where these do not decide, by entries
-(:mod:`surefoot.value.entries`). Where a function has kinks, :math:`\lambda(s)` is any slope between those on both sides.
+ so that depth does not multiply the error. Costates are tensors of the same program (of value and gradient), so
+the same rules say how far :math:`\lambda(s)` is from the computed :math:`\hat\lambda`. With :math:`|\lambda| \le
+|\hat\lambda| + e` the sum has a part of first order, from the tensors as they are, and one of second order, by
+norms (:mod:`surefoot.value.norms`) and, where these do not decide, by entries (:mod:`surefoot.value.entries`).
+Where a function has kinks, :math:`\lambda(s)` is any slope between those on both sides.
 
 What rounds counts, also where no weight enters: tensors that the data alone determine are computed once, in double
 precision; where that rounds they are inputs with an error, and have costates.
@@ -19,6 +18,7 @@ precision; where that rounds they are inputs with an error, and have costates.
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Callable, Mapping
@@ -38,8 +38,12 @@ from surefoot.value.rounding import FLOOR, UNIT, charges, row_norms
 from surefoot.value.running import Runner
 
 _SLACK = 1 + 1e-5  # round-off of the bounds themselves
+_AGAIN = 16  # after so many runs by entries, norms are tried again
 _MINOR = 0.3  # of the first order: what is left to norms
-_ROOMS = ((2.0,), (2.0, 1.1, 1.01, 1 + 1e-6))  # sizes that the second order is worked out for, over those of tensors
+_ROOMS = (
+    (2.0,),
+    (2.0, 1.1, 1.01, 1 + 1e-6),
+)  # sizes that the second order is worked out for, over those of tensors
 
 
 class InfiniteValue(EvaluationError):
@@ -78,7 +82,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Norms and largest entries of tensors at these nodes; how near poles are; the norms of matrices of a batch."""
+    """Norms and largest entries of tensors at these nodes, distances from poles, norms of matrices of a batch."""
 
     places: list[int]
     norms: list[float]
@@ -107,7 +111,7 @@ class _Bounds:
             all(all(map(operator.le, values, limit)) for limit, values in limits)
             and all(near(k, reach) <= count for k, (reach, count) in self.near.items())
             and all(value >= self.least[k] for k, value in sizes.least.items())
-            and all(value <= self.batches[k] for k, value in sizes.batches.items())
+            and all(sizes.batches[k] <= value for k, value in self.batches.items())
             and all(norm_of(k) <= bound for k, bound in self.anchors.items())
         )
 
@@ -159,6 +163,7 @@ class Valuer:
         self._ahead: _Bounds | None = None  # of a pass without costates
         self._major: set[int] = set()  # the nodes whose part of the first order is worked out by entries
         self._spectral: dict[int, tuple[Tensor, float]] = {}
+        self._turns = itertools.count(1)  # by entries
 
     def _judged(self) -> list[int]:
         """The nodes whose errors count: gradients in weights do not."""
@@ -220,10 +225,9 @@ class Valuer:
             if error <= enough:
                 return Evaluation(run.value, error)
         self._back(run)
-        if self._level < 2:
-            error = self._error(run, enough)
-            if error is not None:
-                return Evaluation(run.value, error)
+        found = self._error(run, enough) if self._level < 2 else None
+        if found is not None:
+            return Evaluation(run.value, found)
         if self.single:
             return Evaluation(run.value, math.inf)
         return self._by_entries(run)
@@ -234,22 +238,23 @@ class Valuer:
         while self._level < 2:
             sizes = self._sizes(run, len(self.program.nodes))
             for room in _ROOMS[self._level]:
-                if not self._holds(self._bounds, run, sizes):
-                    self._bounds = self._bounded(run, sizes, room)
-                first = self._first_order(run, sizes)
-                total = min(total, (first + self._bounds.second) * _SLACK)
-                if math.isfinite(total) and self._bounds.second <= (0.5 if room > 1.5 else 2.0) * first or total <= enough:
+                bounds = self._bounds
+                if bounds is None or not self._hold(bounds, run, sizes):
+                    bounds = self._bounds = self._bounded(run, sizes, room)
+                first = self._first_order(run, sizes, bounds)
+                total = min(total, (first + bounds.second) * _SLACK)
+                sharp = bounds.second <= (0.5 if room > 1.5 else 2.0) * first < math.inf
+                if sharp or total <= enough:
                     return total
                 self._bounds = None
             self._level += 1
         self._level = 1 if self.single else 2
         return total if self.single else None
 
-    def _holds(self, bounds: _Bounds | None, run: Run, sizes: _Sizes) -> bool:
-        def norm_of(k: int) -> float:
-            return self._spectral_norm(run.tensors, k)
-
-        return bounds is not None and bounds.hold(sizes, norm_of, lambda k, reach: self._near(run, k, reach))
+    def _hold(self, bounds: _Bounds, run: Run, sizes: _Sizes) -> bool:
+        """Whether bounds hold at this run."""
+        spectral = lambda k: self._spectral_norm(run.tensors, k)  # noqa: E731
+        return bounds.hold(sizes, spectral, lambda k, reach: self._near(run, k, reach))
 
     def _near(self, run: Run, k: int, reach: float) -> int:
         return count_near(self.program.nodes[k], lambda i: self._tensor(run, i), reach)
@@ -257,9 +262,10 @@ class Valuer:
     def _forward_error(self, run: Run) -> float:
         """How far the value is off by norms alone, from a pass without costates."""
         sizes = self._sizes(run, self._output + 1)
-        if not self._holds(self._ahead, run, sizes):
-            self._ahead = self._bounded(run, sizes, 2.0, self._output)
-        return self._ahead.second
+        bounds = self._ahead
+        if bounds is None or not self._hold(bounds, run, sizes):
+            bounds = self._ahead = self._bounded(run, sizes, 2.0, self._output)
+        return bounds.second
 
     def _sizes(self, run: Run, end: int) -> _Sizes:
         """Norms of the tensors before a node; their largest entries too where these are asked for."""
@@ -310,7 +316,9 @@ class Valuer:
             c = costates[k]
             own = self._norms.given.get(k, local[k])
             second += own * e[c] + FLOOR[self.dtypes[k]] * math.sqrt(nodes[k].shape.numel()) * (n[c] + e[c])
-        return _Bounds(second if second == second else math.inf, n, limits, counted, least, batches, anchors, local)
+        return _Bounds(
+            second if second == second else math.inf, n, limits, counted, least, batches, anchors, local
+        )
 
     @cached_property
     def _fixed_sizes(self) -> dict[int, tuple[float, float]]:
@@ -330,10 +338,9 @@ class Valuer:
         self._spectral[k] = matrix.clone(), spectral_norm(matrix.double().flatten(1))
         return self._spectral[k][1]
 
-    def _first_order(self, run: Run, sizes: _Sizes) -> float:
-        """The sum of the local errors times the costates as they are: by entries where it matters, else by norms."""
-        assert self._bounds is not None
-        rest = self._by_norms(sizes)
+    def _first_order(self, run: Run, sizes: _Sizes, bounds: _Bounds) -> float:
+        """The sum of local errors times costates as they are: by entries where it matters, else by norms."""
+        rest = self._by_norms(sizes, bounds)
         while True:
             total = self._by_parts(run)
             minor = sum([value for k, value in rest.items() if k not in self._major])
@@ -350,10 +357,9 @@ class Valuer:
                     break
             self._major = set(order[place:])
 
-    def _by_norms(self, sizes: _Sizes) -> dict[int, float]:
+    def _by_norms(self, sizes: _Sizes, bounds: _Bounds) -> dict[int, float]:
         """The parts of the first order by norms."""
-        assert self._bounds is not None
-        n, local, leading = [*self._bounds.n], self._bounds.local, self._norms.leading
+        n, local, leading = [*bounds.n], bounds.local, self._norms.leading
         for k, norm in zip(sizes.places, sizes.norms, strict=True):
             n[k] = norm
         parts = {}
@@ -387,11 +393,12 @@ class Valuer:
         """Value and error from a pass in which all tensors are there, by errors of entries and of rows."""
         program, costates = self.program, self.program.costates
         runner = self._plain
-        tensors = [None if k not in self._given else v for k, v in enumerate(run.tensors)]
+        tensors: list[Any] = [None if k not in self._given else v for k, v in enumerate(run.tensors)]
+        self._level = 0 if next(self._turns) % _AGAIN == 0 else 2
         runner.run(tensors)
         order = self._judged()
         found = Entries(
-            program, tensors.__getitem__, order, self.joint.given, program.costates,
+            program, lambda k: tensors[k], order, self.joint.given, program.costates,
             lambda k: self._spectral_norm(tensors, k),
         )  # fmt: skip
         total = 0.0
