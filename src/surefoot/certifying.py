@@ -20,7 +20,8 @@ from surefoot.objectives import ObjectiveError, Regularizer, as_objective
 from surefoot.paper.reader import certify_as_printed
 from surefoot.processes import Processes
 from surefoot.valuation.streamed import StreamedValuer
-from surefoot.valuation.valuer import Evaluation, EvaluationError, Valuer
+from surefoot.valuation.valuer import EvaluationError
+from surefoot.value import Evaluation, Valuer
 
 
 @plainly
@@ -141,7 +142,7 @@ def evaluate(
 
     All operations are run in double precision, whatever the type of the model (but see ``enough``), and the
     round-off of every one of them is bounded and carried to the result by reverse mode
-    (:mod:`surefoot.valuation.propagation`), so that depth does not multiply it. The function is the real one that
+    (:mod:`surefoot.value.valuer`), so that depth does not multiply it. The function is the real one that
     the model stands for: single-precision weights are exact numbers, activations are exact functions.
 
     Args:

@@ -21,16 +21,21 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from surefoot.errors import EvaluationError
+from surefoot.calculus.leaves import captured
+from surefoot.errors import EvaluationError, describe
+from surefoot.graph.checks import as_inputs
+from surefoot.norms.hermitian import singles_are_exact
 from surefoot.norms.matrix import spectral_norm
+from surefoot.program import trace
 from surefoot.value.entries import Entries
 from surefoot.value.joint import Joint
 from surefoot.value.norms import Norms, count_near
@@ -138,21 +143,42 @@ class Run:
     sizes: dict[tuple[int, int], _Sizes] = field(default_factory=dict)
 
 
+def _devices(weights: Mapping[str, Tensor]) -> set[torch.device]:
+    return {w.device for w in weights.values()}
+
+
+def _compared(out: Any) -> Tensor:
+    """What an objective reads: the one tensor that a model returns, or the loss that it computes itself."""
+    if isinstance(out, Tensor):
+        return out
+    loss = getattr(out, "loss", None)
+    return loss if isinstance(loss, Tensor) else next(t for t in tree_leaves(out) if isinstance(t, Tensor))
+
+
 class Valuer:
     """Evaluates one function at many weights.
 
     Args:
         joint: its program, of value and gradient.
         single: whether it is run in single precision, as far as that may decide.
+        trainable: the weights whose gradient is asked for, all by default.
+
+    Attributes:
+        in_single: the same in single precision, where that may decide.
+        obstacle: in words, the operation beyond which nothing was proved at the last run.
     """
 
-    def __init__(self, joint: Joint, *, single: bool = False) -> None:
-        self.joint, self.single = joint, single
+    def __init__(self, joint: Joint, *, single: bool = False, trainable: Container[str] | None = None) -> None:
+        self.joint, self.single, self.in_single = joint, single, None
+        self._trainable = [n for n in joint.parameters if trainable is None or n in trainable]
         program = self.program = joint.program
         self.dtypes = joint.dtypes(single)
         self._units = [UNIT[dtype] for dtype in self.dtypes]
         self._output = program.outputs[0]
-        self._wanted = {*program.outputs, *joint.linked, *(program.costates[k] for k in joint.linked)}
+        gradients = dict(zip(joint.parameters, program.outputs[1:], strict=False))
+        self._gradients = {name: gradients[name] for name in self._trainable}
+        linked = *joint.linked, *(program.costates[k] for k in joint.linked)
+        self._wanted = {self._output, *self._gradients.values(), *linked}
         self._given = {node.index for node in program.nodes if not node.inputs}
         self._runner = Runner(program, self._wanted, self._given, program.costates, self.dtypes)
         given = {k: float(torch.linalg.vector_norm(e)) for k, e in joint.given.items()}
@@ -164,6 +190,7 @@ class Valuer:
         self._major: set[int] = set()  # the nodes whose part of the first order is worked out by entries
         self._spectral: dict[int, tuple[Tensor, float]] = {}
         self._turns = itertools.count(1)  # by entries
+        self.obstacle = ""
 
     def _judged(self) -> list[int]:
         """The nodes whose errors count: gradients in weights do not."""
@@ -173,6 +200,43 @@ class Valuer:
             if node.index in judged:
                 judged.update(node.inputs)
         return sorted(judged)
+
+    @classmethod
+    def of(cls, model: nn.Module, x: Any, objective: nn.Module, *, single: bool = False) -> Valuer:
+        """The valuer for the objective of a model on a batch; if ``single`` is set, with the one in single precision
+        where there is one.
+
+        Raises:
+            CaptureError: if the model cannot be read.
+            ObjectiveError: if the objective does not fit the outputs.
+        """
+        captured(model, x, objective)  # refuses what is no function of the weights
+        args, kwargs = as_inputs(x)
+        frozen = [p for p in model.parameters() if not p.requires_grad and p.is_floating_point()]
+        trainable = {name for name, p in model.named_parameters() if p.requires_grad}
+        try:
+            for p in frozen:  # whose round-off counts as well
+                p.requires_grad_()
+            program = trace(model, args, lambda out: objective(_compared(out)), kwargs=kwargs)
+        finally:
+            for p in frozen:
+                p.requires_grad_(False)
+        names = [f"x.{k}" if len(args) > 1 else "x" for k in range(len(args))]
+        joint = Joint(program, {**dict(zip(names, args, strict=True)), **kwargs})
+        valuer = cls(joint, trainable=trainable)
+        if single and joint.fits_single and all(p.dtype == torch.float32 for p in model.parameters()):
+            valuer.in_single = cls(joint, single=True, trainable=trainable)
+        return valuer
+
+    def evaluate(self, weights: Mapping[str, Tensor], enough: float = 0.0) -> Evaluation:
+        """The interval at these weights: in single precision, if there is such a valuer and that is enough."""
+        narrow = self.in_single if enough and all(map(singles_are_exact, _devices(weights))) else None
+        if narrow is not None:
+            run = narrow.run(weights)
+            evaluation = narrow.enclosed(run, enough) if math.isfinite(run.value) else None
+            if evaluation is not None and evaluation.error <= enough:
+                return evaluation
+        return self.enclosed(self.run(weights), enough)
 
     # Passes.
 
@@ -200,8 +264,8 @@ class Valuer:
     def gradient(self, run: Run) -> dict[str, Tensor]:
         """The gradient of a pass by name, in double precision."""
         self._back(run)
-        outputs = zip(self.joint.parameters, self.program.outputs[1:], strict=False)
-        return {name: run.tensors[k].double().reshape(run.weights[name].shape) for name, k in outputs}
+        gradients = self._gradients.items()
+        return {name: run.tensors[k].double().reshape(run.weights[name].shape) for name, k in gradients}
 
     # Errors.
 
@@ -416,6 +480,9 @@ class Valuer:
                     second = min(second, float((row_norms(own, dims) * f).sum()))
                 total += second
             total += FLOOR[torch.float64] * float(tensors[c].abs().sum())
+        first = next((k for k in order if k in found.error and not bool(found.error[k].isfinite().all())), None)
+        node = None if first is None else program.nodes[first]
+        self.obstacle = "" if node is None else f"'{node.primitive.name}' in {describe(node.path)}"
         value = float(tensors[self._output])
         error = (total * _SLACK + abs(value - run.value)) * (1 + 2.0**-50)
         return Evaluation(run.value, error if error == error else math.inf)
