@@ -246,6 +246,17 @@ def python_dispatcher() -> AbstractContextManager[Any]:
     return enable_python_dispatcher()
 
 
+@contextmanager
+def without_onednn() -> Iterator[None]:
+    """No kernels of oneDNN, which has operations of its own for recurrent layers."""
+    enabled = torch._C._get_mkldnn_enabled()  # type: ignore[attr-defined]
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(enabled)
+
+
 def writes_of(value: Tensor) -> int:
     """How often a tensor was written to: what autograd compares before it uses a saved tensor."""
     return value._version

@@ -36,6 +36,7 @@ from surefoot.torch_private import (
     python_dispatcher,
     schema_of,
     storage_of,
+    without_onednn,
     tree_leaves,
     tree_map,
 )
@@ -131,6 +132,7 @@ def _as_if_alone(device: torch.device) -> Iterator[None]:
             if torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.enter_context(without_onednn())
         if torch.get_default_device().type == "meta":
             stack.enter_context(device)
         torch.backends.mha.set_fastpath_enabled(False)

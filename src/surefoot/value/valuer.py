@@ -203,8 +203,8 @@ class Valuer:
 
     @classmethod
     def of(cls, model: nn.Module, x: Any, objective: nn.Module, *, single: bool = False) -> Valuer:
-        """The valuer for the objective of a model on a batch; if ``single`` is set, with the one in single precision
-        where there is one.
+        """The valuer for the objective of a model on a batch; with that in single precision, if there is one and
+        it is asked for.
 
         Raises:
             CaptureError: if the model cannot be read.
@@ -217,7 +217,7 @@ class Valuer:
         try:
             for p in frozen:  # whose round-off counts as well
                 p.requires_grad_()
-            program = trace(model, args, lambda out: objective(_compared(out)), kwargs=kwargs)
+            program = trace(model, args, lambda out: objective(_compared(out).double()), kwargs=kwargs)
         finally:
             for p in frozen:
                 p.requires_grad_(False)
