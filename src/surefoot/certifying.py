@@ -14,14 +14,14 @@ from surefoot.certificate import Certificate
 from surefoot.certificate.pieces import InPieces
 from surefoot.certificate.proving import certify_proved
 from surefoot.domains import Ball, Box, Domain, DomainError, ProductBall, Segment
+from surefoot.errors import EvaluationError
 from surefoot.graph.checks import is_loader, plainly, unwrapped
 from surefoot.lower import curvature_at_weights
 from surefoot.objectives import ObjectiveError, Regularizer, as_objective
 from surefoot.paper.reader import certify_as_printed
 from surefoot.processes import Processes
-from surefoot.valuation.streamed import StreamedValuer
-from surefoot.valuation.valuer import EvaluationError
 from surefoot.value import Evaluation, Valuer
+from surefoot.value.loader import StreamedValuer
 
 
 @plainly

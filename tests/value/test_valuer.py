@@ -82,7 +82,7 @@ def attacked(joint: Joint, clean: list[Any], found: Entries, signs: Any) -> floa
     """The value where every operation is off by its whole local error."""
     program = joint.program
     tensors = [value if not node.inputs else None for node, value in zip(program.nodes, clean, strict=True)]
-    for k, e in joint.given.items():
+    for k, e in joint.bound.errors.items():
         tensors[k] = tensors[k] + e * signs(k, e)
     for node in program.nodes[: program.outputs[0] + 1]:
         if node.inputs:
@@ -107,7 +107,7 @@ def test_no_errors_are_worse(name: str, monkeypatch: pytest.MonkeyPatch) -> None
         [None if k not in valuer._given else v for k, v in enumerate(run.tensors)],
     )
     valuer._plain.run(tensors)
-    found = Entries(joint.program, tensors.__getitem__, valuer._judged(), joint.given, joint.program.costates)
+    found = Entries(joint.program, tensors.__getitem__, valuer._judged(), joint.bound.errors, joint.program.costates)
     valuer._level = 2
     by_entries = valuer.enclosed(run)
     costates, worst = joint.program.costates, 0.0
@@ -133,7 +133,7 @@ def test_local_errors(name: str, dtype: torch.dtype) -> None:
     given = {node.index for node in program.nodes if not node.inputs}
     runner = Runner(program, program.outputs, given, costates, plain=True)
     tensors: list[Any] = [None] * len(program.nodes)
-    for k, value in joint.fixed.items():
+    for k, value in {**program.constants, **joint.bound.tensors}.items():
         tensors[k] = value.to(dtype) if value.is_floating_point() else value
     for path, value in weights.items():
         tensors[program.inputs[path]] = value

@@ -36,9 +36,9 @@ from surefoot.torch_private import (
     python_dispatcher,
     schema_of,
     storage_of,
-    without_onednn,
     tree_leaves,
     tree_map,
+    without_onednn,
 )
 
 Place = tuple[int, tuple[int, ...], tuple[int, ...]]  # offset, shape and strides of a tensor in its storage

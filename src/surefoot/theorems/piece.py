@@ -32,7 +32,7 @@ from surefoot.theorems.hessian import LossDerivatives, Written, loss_derivatives
 from surefoot.theorems.layered import Layered, read_layers
 from surefoot.theorems.linear import Along, Jacobian, jacobian_rows, normal_matrix
 from surefoot.theorems.samples import Single, first_alone, outputs_of_samples, single_samples
-from surefoot.valuation.streamed import weight_of
+from surefoot.value.loader import weight_of
 
 
 @dataclass(frozen=True)

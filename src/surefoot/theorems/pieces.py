@@ -52,7 +52,7 @@ from surefoot.theorems.bending import AT_ONCE, Bent, Here, Key, stacked_norms
 from surefoot.theorems.layered import Layer, Layered, read_layers
 from surefoot.theorems.linear import Along, in_proportion, rows_at_once
 from surefoot.theorems.piece import Piece, Told
-from surefoot.valuation.streamed import is_weightless
+from surefoot.value.loader import is_weightless
 
 _ROWS = 512  # rows of a block of the Gram matrix
 _WEIGHED = 1500  # rows that block weights are computed from

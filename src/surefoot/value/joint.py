@@ -6,6 +6,7 @@ many weights. Where that rounds, the input has an error, and a costate by which 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,6 +36,14 @@ _GROWING = frozenset(
 )
 
 
+@dataclass(frozen=True)
+class Bound:
+    """What data determine: the tensors of inputs, by node, and the errors of those that are not exact."""
+
+    tensors: dict[int, Tensor]
+    errors: dict[int, Tensor]
+
+
 class Joint:
     """A program of value and gradient.
 
@@ -45,8 +54,8 @@ class Joint:
     Attributes:
         program: of value and gradient; its inputs are weights and tensors that the data determine.
         parameters: the names of the weights.
-        fixed: the tensors of its other inputs and of its constants, by node.
-        given: the errors of those of them that are not exact, by node.
+        bound: what these data determine: the tensors of its other inputs.
+        given: those of them that may not be exact.
         linked: the nodes of the value that round, or are not exact.
     """
 
@@ -84,7 +93,8 @@ class Joint:
         value = builder.finish([place[out]])
         names = {f"#{k}" for k in self.boundary if k in inexact and f"#{k}" in value.inputs}
         self.program = differentiate(value, [*value.parameters, *sorted(names)])
-        self.rebind(tensors, errors)
+        self.bound = self._bound(tensors, errors)
+        self.given = {self.program.inputs[name] for name in names}
         costates = self.program.costates
         nodes, constants = self.program.nodes, self.program.constants
         self.linked = [k for k in costates if k in self.given or (nodes[k].inputs and rounds(nodes[k], constants))]
@@ -110,16 +120,17 @@ class Joint:
             x = builder.emit(move.primitive.name, x, *(place[i] for i in move.inputs[1:]), **move.options)
         return builder.emit("scalar", builder.emit("amax", x, **node.options), **nodes[first].options)
 
-    def rebind(self, tensors: Mapping[int, Tensor], errors: Mapping[int, Tensor]) -> None:
-        """Take these tensors and errors of the data, by node of the value's program."""
-        inputs, constants = self.program.inputs, self.program.constants
-        self.fixed: dict[int, Tensor] = dict(constants)
-        self.given: dict[int, Tensor] = {}
-        for k in self.boundary:
-            if f"#{k}" in inputs:
-                self.fixed[inputs[f"#{k}"]] = tensors[k]
-                if k in errors:
-                    self.given[inputs[f"#{k}"]] = errors[k]
+    def bind(self, data: Mapping[str, Tensor]) -> Bound:
+        """What other data of the same shapes determine."""
+        return self._bound(*self._evaluated(data))
+
+    def _bound(self, tensors: Mapping[int, Tensor], errors: Mapping[int, Tensor]) -> Bound:
+        inputs = {k: self.program.inputs.get(f"#{k}") for k in self.boundary}
+        places = {k: place for k, place in inputs.items() if place is not None}
+        return Bound(
+            {place: tensors[k] for k, place in places.items()},
+            {place: errors[k] for k, place in places.items() if k in errors},
+        )
 
     def _evaluated(self, data: Mapping[str, Tensor]) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
         """What the data determine, in double precision, and how far it is off, at the boundary."""
@@ -173,8 +184,9 @@ class Joint:
         """Whether what is run in single precision is given numbers of single precision."""
         dtypes, nodes = self.dtypes(True), self.program.nodes
         read = {k for node in nodes if node.primitive.name != "weigh" for k in node.inputs}
-        narrow = [k for k in self.fixed if dtypes[k] == torch.float32 and (k in read or k in self.given)]
-        real = [self.fixed[k] for k in narrow if self.fixed[k].is_floating_point()]
+        fixed = {**self.program.constants, **self.bound.tensors}
+        narrow = [k for k in fixed if dtypes[k] == torch.float32 and (k in read or k in self.given)]
+        real = [fixed[k] for k in narrow if fixed[k].is_floating_point()]
         return not any(k in self.given for k in narrow) and all(
             bool((t.float().double() == t).all()) for t in real
         )

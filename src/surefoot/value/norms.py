@@ -42,7 +42,7 @@ class Norms:
         nodes: those whose errors are asked for, in order.
         absent: slopes that are not computed.
         units: of rounding, by node.
-        given: norms of the errors of inputs and of fixed nodes that are not exact.
+        given: inputs that are not exact.
         fixed: nodes whose tensors stay the same.
 
     Attributes:
@@ -51,7 +51,7 @@ class Norms:
 
     def __init__(
         self, program: Program, nodes: Sequence[int], absent: set[int], units: Sequence[float],
-        given: Mapping[int, float], fixed: Container[int],
+        given: Container[int], fixed: Container[int],
     ) -> None:  # fmt: skip
         self.program, self.order, self.units, self.given = program, nodes, units, given
         self.kinks = {k: at for k in nodes if (at := kinks_of(program.nodes[k]))}
@@ -83,6 +83,7 @@ class Norms:
         least: Mapping[int, float],
         spectral: Callable[[int], float],
         batches: Mapping[int, float],
+        given: Mapping[int, float],
         upto: int | None = None,
     ) -> tuple[list[float], list[float]]:
         """Norms of the errors and of the local errors of all nodes.
@@ -94,11 +95,12 @@ class Norms:
             least: the smallest absolute value of what a function with a pole is applied to, by node.
             spectral: a bound of the norm of an exact matrix.
             batches: bounds of the largest norms of matrices of a batch; else their norm together is taken.
+            given: bounds of the norms of errors of inputs.
             upto: the last node to look at; all by default.
         """
         nodes, units = self.program.nodes, self.units
         e, local = [0.0] * len(nodes), [0.0] * len(nodes)
-        for k, error in self.given.items():
+        for k, error in given.items():
             e[k] = error
         for k in self.order:
             if upto is not None and k > upto:

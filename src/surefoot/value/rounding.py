@@ -38,6 +38,7 @@ from torch import Tensor
 from surefoot.bounds.scalars import enclose
 from surefoot.errors import UnsupportedOperation
 from surefoot.program import Node
+from surefoot.torch_private import norms_together, products_together
 
 UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24}
 FLOOR = {torch.float64: 2.0**-1000, torch.float32: 2.0**-110}
@@ -250,7 +251,7 @@ def charges(nodes: Sequence[Node], t: Callable[[int], Tensor], costates: Sequenc
             rows = torch.linalg.vector_norm(a, dim=-1, keepdim=True)
             sizes = (costate.abs() @ columns) * rows
             rest.append(sizes.sum(dtype=torch.float64) * gamma(a.shape[-1] + 1, unit))
-    sums = torch._foreach_norm(torch._foreach_mul(left, right), 1, torch.float64) if left else []
+    sums = norms_together(products_together(left, right), 1, torch.float64)
     found = torch.stack([*sums, *rest]).tolist() if sums or rest else []
     return sum(f * x for f, x in zip([*factors, *[1.0] * len(rest)], found, strict=True))
 

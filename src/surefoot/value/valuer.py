@@ -21,14 +21,13 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from surefoot.calculus.leaves import captured
 from surefoot.errors import EvaluationError, describe
@@ -36,8 +35,9 @@ from surefoot.graph.checks import as_inputs
 from surefoot.norms.hermitian import singles_are_exact
 from surefoot.norms.matrix import spectral_norm
 from surefoot.program import trace
+from surefoot.torch_private import norms_together, tree_leaves
 from surefoot.value.entries import Entries
-from surefoot.value.joint import Joint
+from surefoot.value.joint import Bound, Joint
 from surefoot.value.norms import Norms, count_near
 from surefoot.value.rounding import FLOOR, UNIT, charges, row_norms
 from surefoot.value.running import Runner
@@ -94,6 +94,7 @@ class _Sizes:
     peaks: list[float]
     least: dict[int, float]
     batches: dict[int, float]
+    given: dict[int, float]
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ class _Bounds:
     near: dict[int, tuple[float, int]]
     least: dict[int, float]
     batches: dict[int, float]
+    given: dict[int, float]
     anchors: dict[int, float]
     local: list[float]
 
@@ -116,6 +118,7 @@ class _Bounds:
             all(all(map(operator.le, values, limit)) for limit, values in limits)
             and all(near(k, reach) <= count for k, (reach, count) in self.near.items())
             and all(value >= self.least[k] for k, value in sizes.least.items())
+            and all(sizes.given.get(k, 0.0) <= value for k, value in self.given.items())
             and all(sizes.batches[k] <= value for k, value in self.batches.items())
             and all(norm_of(k) <= bound for k, bound in self.anchors.items())
         )
@@ -134,20 +137,25 @@ class Run:
         weights: by name.
         tensors: of the program, by node; costates once they are asked for.
         value: as computed.
+        given: the errors of what the data determine, by node.
+        statistics: not known: batch normalisation moves its running statistics by a pass of the model.
     """
 
     weights: Mapping[str, Tensor]
     tensors: list[Any]
     value: float
+    given: Mapping[int, Tensor]
     has_costates: bool = False
+    statistics: None = None
     sizes: dict[tuple[int, int], _Sizes] = field(default_factory=dict)
 
 
-def _devices(weights: Mapping[str, Tensor]) -> set[torch.device]:
-    return {w.device for w in weights.values()}
+def is_exact_here(weights: Mapping[str, Tensor]) -> bool:
+    """Whether torch multiplies numbers of single precision as they are, where these tensors live."""
+    return all(map(singles_are_exact, {w.device for w in weights.values()}))
 
 
-def _compared(out: Any) -> Tensor:
+def compared(out: Any) -> Tensor:
     """What an objective reads: the one tensor that a model returns, or the loss that it computes itself."""
     if isinstance(out, Tensor):
         return out
@@ -181,9 +189,10 @@ class Valuer:
         self._wanted = {self._output, *self._gradients.values(), *linked}
         self._given = {node.index for node in program.nodes if not node.inputs}
         self._runner = Runner(program, self._wanted, self._given, program.costates, self.dtypes)
-        given = {k: float(torch.linalg.vector_norm(e)) for k, e in joint.given.items()}
-        self._norms = Norms(program, self._judged(), self._runner.skipped, self._units, given, joint.fixed)
-        self._fixed = {k: v.to(self.dtypes[k]) if v.is_floating_point() else v for k, v in joint.fixed.items()}
+        self._norms = Norms(
+            program, self._judged(), self._runner.skipped, self._units, joint.given, program.constants
+        )
+        self._fixed = {k: self._narrowed(k, v) for k, v in program.constants.items()}
         self._level = 0  # 0: Frobenius norms, 1: spectral norms and largest entries, 2: entries
         self._bounds: _Bounds | None = None
         self._ahead: _Bounds | None = None  # of a pass without costates
@@ -212,12 +221,20 @@ class Valuer:
         """
         captured(model, x, objective)  # refuses what is no function of the weights
         args, kwargs = as_inputs(x)
+        return cls.of_program(model, args, kwargs, lambda out: objective(compared(out).double()), single=single)
+
+    @classmethod
+    def of_program(
+        cls, model: nn.Module, args: Sequence[Tensor], kwargs: Mapping[str, Tensor],
+        objective: Callable[[Any], Tensor] | None = None, *, single: bool = True,
+    ) -> Valuer:  # fmt: skip
+        """The same, of a model that may compute its loss itself."""
         frozen = [p for p in model.parameters() if not p.requires_grad and p.is_floating_point()]
         trainable = {name for name, p in model.named_parameters() if p.requires_grad}
         try:
             for p in frozen:  # whose round-off counts as well
                 p.requires_grad_()
-            program = trace(model, args, lambda out: objective(_compared(out).double()), kwargs=kwargs)
+            program = trace(model, args, objective, kwargs=kwargs)
         finally:
             for p in frozen:
                 p.requires_grad_(False)
@@ -228,9 +245,13 @@ class Valuer:
             valuer.in_single = cls(joint, single=True, trainable=trainable)
         return valuer
 
+    def foreseen(self, run: Run, enough: float) -> Run:
+        """The pass itself: costates can be computed whenever they are needed."""
+        return run
+
     def evaluate(self, weights: Mapping[str, Tensor], enough: float = 0.0) -> Evaluation:
         """The interval at these weights: in single precision, if there is such a valuer and that is enough."""
-        narrow = self.in_single if enough and all(map(singles_are_exact, _devices(weights))) else None
+        narrow = self.in_single if enough and is_exact_here(weights) else None
         if narrow is not None:
             run = narrow.run(weights)
             evaluation = narrow.enclosed(run, enough) if math.isfinite(run.value) else None
@@ -240,18 +261,34 @@ class Valuer:
 
     # Passes.
 
-    def run(self, weights: Mapping[str, Tensor], *, derivatives: bool = True) -> Run:
-        """Compute the value; costates too if derivatives are asked for, else when they are needed."""
+    def _narrowed(self, k: int, value: Tensor) -> Tensor:
+        return value.to(self.dtypes[k]) if value.is_floating_point() else value
+
+    def run(
+        self, weights: Mapping[str, Tensor], *, derivatives: bool = True, light: bool = False,
+        bound: Bound | None = None,
+    ) -> Run:  # fmt: skip
+        """One pass.
+
+        Args:
+            weights: by name.
+            derivatives: whether costates are computed at once, and not only when they are needed.
+            light: that they are not.
+            bound: what other data determine; by default, those of the program.
+        """
+        bound = self.joint.bound if bound is None else bound
         tensors: list[Any] = [None] * len(self.program.nodes)
         for k, value in self._fixed.items():
             tensors[k] = value
+        for k, value in bound.tensors.items():
+            tensors[k] = self._narrowed(k, value)
         for name in self.joint.parameters:
             k = self.program.inputs[name]
             tensors[k] = weights[name].detach().to(self.dtypes[k])
         with torch.no_grad():
             self._runner.run(tensors, upto=self._output)
-        run = Run(weights, tensors, float(tensors[self._output]))
-        if derivatives:
+        run = Run(weights, tensors, float(tensors[self._output]), bound.errors)
+        if derivatives and not light:
             self._back(run)
         return run
 
@@ -336,13 +373,14 @@ class Valuer:
         if (end, self._level) not in run.sizes:
             t, norms, nodes = run.tensors, self._norms, self.program.nodes
             places = norms.measured if end == len(nodes) else [k for k in norms.measured if k < end]
-            n = torch.stack(torch._foreach_norm([t[k] for k in places], 2, torch.float64)).tolist()
+            n = torch.stack(norms_together([t[k] for k in places], 2, torch.float64)).tolist() if places else []
             asked = norms.peaked | norms.small if self._level else norms.small
             p = [_peak(t[k]) if k in asked else size for k, size in zip(places, n, strict=True)]
             batched = [k for k in norms.batched if k < end] if self._level else []
             batches = {k: float(torch.linalg.vector_norm(t[k], dim=(-2, -1)).max()) for k in batched}
             least = {k: float(t[nodes[k].inputs[0]].abs().min()) for k in norms.poles if k < end}
-            run.sizes[end, self._level] = _Sizes(places, n, p, least, batches)
+            given = {k: float(torch.linalg.vector_norm(e)) for k, e in run.given.items()}
+            run.sizes[end, self._level] = _Sizes(places, n, p, least, batches, given)
         return run.sizes[end, self._level]
 
     def _bounded(self, run: Run, sizes: _Sizes, room: float, upto: int | None = None) -> _Bounds:
@@ -362,6 +400,7 @@ class Valuer:
 
         least = {k: value / room for k, value in sizes.least.items()}
         batches = {k: value * room for k, value in sizes.batches.items()}
+        given = {k: value * room for k, value in sizes.given.items()}
         anchors: dict[int, float] = {}
 
         def spectral(k: int) -> float:
@@ -372,16 +411,16 @@ class Valuer:
                 anchors[k] = self._spectral_norm(run.tensors, k) * room
             return anchors[k]
 
-        e, local = self._norms.errors(n, p, near, least, spectral, batches, upto)
+        e, local = self._norms.errors(n, p, near, least, spectral, batches, given, upto)
         if upto is not None:
-            return _Bounds(e[upto] * _SLACK, n, limits, counted, least, batches, anchors, e)
+            return _Bounds(e[upto] * _SLACK, n, limits, counted, least, batches, given, anchors, e)
         second = 0.0
         for k in self.joint.linked:
             c = costates[k]
-            own = self._norms.given.get(k, local[k])
+            own = given.get(k, local[k])
             second += own * e[c] + FLOOR[self.dtypes[k]] * math.sqrt(nodes[k].shape.numel()) * (n[c] + e[c])
         return _Bounds(
-            second if second == second else math.inf, n, limits, counted, least, batches, anchors, local
+            second if second == second else math.inf, n, limits, counted, least, batches, given, anchors, local
         )
 
     @cached_property
@@ -430,12 +469,12 @@ class Valuer:
         for k in self.joint.linked:
             known = leading.get(k)
             own = local[k] if known is None else known[0] * math.prod([n[i] for i in known[1]])
-            parts[k] = self._norms.given.get(k, own) * n[self.program.costates[k]]
+            parts[k] = sizes.given.get(k, own) * n[self.program.costates[k]]
         return parts
 
     def _by_parts(self, run: Run) -> float:
         """The parts of the first order that matter, by entries."""
-        t, costates, given = run.tensors, self.program.costates, self.joint.given
+        t, costates, given = run.tensors, self.program.costates, run.given
         total = sum(float((given[k] * t[costates[k]].abs()).sum()) for k in self._major if k in given)
         for unit in {self._units[k] for k in self._major}:
             nodes = [self.program.nodes[k] for k in self._major if k not in given and self._units[k] == unit]
@@ -462,12 +501,12 @@ class Valuer:
         runner.run(tensors)
         order = self._judged()
         found = Entries(
-            program, lambda k: tensors[k], order, self.joint.given, program.costates,
+            program, lambda k: tensors[k], order, run.given, program.costates,
             lambda k: self._spectral_norm(tensors, k),
         )  # fmt: skip
         total = 0.0
         for k in self.joint.linked:
-            own = self.joint.given.get(k, found.local.get(k))
+            own = run.given.get(k, found.local.get(k))
             if own is None:
                 continue
             c = costates[k]

@@ -1,7 +1,6 @@
 r"""Do the samples of a batch meet in a model? Then its objective on all data is no mean over batches.
 
-Where every operation is known to compute each row of its result from the same row of what it reads, they do not.
-Elsewhere the model is asked. Let a and b be the first and the last rows of a batch, as many of each, and
+The model is asked. Let a and b be the first and the last rows of a batch, as many of each, and
 :math:`S(a, b)` a sum over the outputs of something. If outputs are computed sample by sample, wherever in the
 batch these are,
 
@@ -23,7 +22,6 @@ from surefoot.calculus.leaves import captured
 from surefoot.errors import EvaluationError
 from surefoot.graph.nodes import in_double
 from surefoot.operations.evaluation import evaluate_in_double
-from surefoot.valuation.samples import are_apart
 
 _SMALL = 1e-7  # a relative difference that may be round-off
 
@@ -44,15 +42,6 @@ def refuse_interaction(model: nn.Module, x: Any, y: Tensor) -> None:
         return
     graph, values = captured(model, x)
     rows = {leaf.name: value for leaf, value in zip(graph.inputs, tensors, strict=True) if len(value) == count}
-    moving = set(rows)
-    for node in graph.nodes:
-        if moving.intersection(node.inputs):
-            moving.add(node.name)
-    dependent = tuple(node for node in graph.nodes if node.name in moving)
-    others = {name for node in dependent for name in node.inputs} - moving
-    by_place = any(graph.numel(name) % count == 0 for name in others)  # maybe with a number for each place
-    if not by_place and are_apart(graph, dependent, moving, count):
-        return
     half = count // 2
     first, middle, last = torch.arange(count).split([half, count - 2 * half, half])
 

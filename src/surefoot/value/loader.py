@@ -12,11 +12,12 @@ added exactly, so that all processes have the same value and error.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from surefoot.batches import (
@@ -33,14 +34,15 @@ from surefoot.calculus.leaves import captured
 from surefoot.enclosure import Spec
 from surefoot.errors import EvaluationError, ObjectiveError
 from surefoot.graph import Graph, Source
+from surefoot.graph.checks import as_inputs
 from surefoot.operations.losses.sums import divisor
 from surefoot.processes import Processes
-from surefoot.valuation.interaction import refuse_interaction
-from surefoot.valuation.passes import Constants, Run
-from surefoot.valuation.single import is_exact_here
-from surefoot.valuation.tape import tape_of
-from surefoot.valuation.valuer import Evaluation, InfiniteValue, Valuer
+from surefoot.value.interaction import refuse_interaction
+from surefoot.value.valuer import Evaluation, InfiniteValue, Run, Valuer, compared, is_exact_here
 
+_TARGETS, _MODEL = "targets of the loss", "model."  # names in a model with its loss
+_MOST = 64  # programs that are held at a time
+_PLAIN = {"weight": None, "label_smoothing": 0.0, "ignore_index": None}  # then labels are one-hot distributions
 _OTHER_DATA = (
     "the loader gave other numbers than in the first pass: an objective is a function of the weights alone. Take "
     "out random augmentation, or pass a list of batches (to ProvedEpochs as data=), and leave them as they are"
@@ -58,7 +60,7 @@ class Streamed:
         batches: how many there were.
         samples: how many there were in them.
 
-    >>> from surefoot.valuation.streamed import StreamedValuer
+    >>> from surefoot.value.loader import StreamedValuer
     >>> batches = [(torch.eye(2), torch.ones(2, 1))] * 3
     >>> valuer = StreamedValuer(nn.Linear(2, 1), batches, sf.Square())
     >>> valuer.evaluate().samples
@@ -106,7 +108,7 @@ class StreamedValuer:
         ObjectiveError: if the loss of all data is not the weighted mean of those of the batches.
         EvaluationError: if the loader can be read only once, or leaves out samples at random.
 
-    >>> from surefoot.valuation.streamed import StreamedValuer
+    >>> from surefoot.value.loader import StreamedValuer
     >>> batches = [(torch.eye(2), torch.ones(2, 1))] * 3
     >>> valuer = StreamedValuer(nn.Linear(2, 1), batches, sf.Square())
     >>> valuer.evaluate().evaluation.error < 1e-6
@@ -121,7 +123,9 @@ class StreamedValuer:
         self.model, self.loader, self.objective, self.processes = model, loader, objective, processes
         self._options = dict(objective.options)
         self._valuers: dict[Hashable, Valuer] = {}
-        self._outputs: dict[Hashable, Spec] = {}
+        self._outputs: dict[Hashable, Spec] = {}  # by kind of batch
+        self._shapes: dict[Hashable, Any] = {}  # of what the loss is a mean over
+        self._graphs: dict[Hashable, str] = {}
         self._seen: int | None = None
 
     @property
@@ -211,8 +215,9 @@ class StreamedValuer:
             sums.value += weight * Fraction(found.value)
             sums.unbounded += not bounded
             sums.error += weight * Fraction(found.error if bounded else 0)
-            for path, slope in valuer.gradient(run).items() if wanted else ():
+            for name, slope in valuer.gradient(run).items() if wanted else ():
                 assert gradient is not None
+                path = name.removeprefix(_MODEL)
                 if path in gradient:
                     gradient[path].add_(slope, alpha=float(weight))
                 else:
@@ -238,7 +243,7 @@ class StreamedValuer:
         """A name for the function of parameters and buffers, by kind of batch: its operations, with their options
         and constants.
         """
-        return {kind: name_of(valuer.tape.graph) for kind, valuer in self._valuers.items()}
+        return dict(self._graphs)
 
     def check_data(self) -> None:
         """Look at all batches, without a pass.
@@ -280,34 +285,30 @@ class StreamedValuer:
         own: Fraction | None,
     ) -> tuple[Fraction, Run, Valuer]:
         """What the mean over a batch divides by, and a pass."""
-        tensors = tensors_of(x)
-        names = tuple(x) if isinstance(x, Mapping) else ()
-        key = names, *kind_of(*tensors, y)
-        if key not in self._valuers:
-            with numbered(number):
-                graph, _ = captured(self.model, x, self.objective.bound_to(y))
-                alone, _ = captured(self.model, x, None)
-            refuse_statistics(graph)
-            if not self._parts.fixed:
-                with numbered(number):
-                    refuse_interaction(self.model, x, y)
-            tape = tape_of(graph)
-            self._valuers[key] = Valuer(tape, Constants({}, {}), several=True)
-            if tape.fits:
-                self._valuers[key].in_single = Valuer(tape_of(graph, single=True), Constants({}, {}), several=True)
-            self._outputs[key] = alone.specs(alone.outputs[0])[0]
-        valuer = self._valuers[key]
-        graph = valuer.tape.graph
         with numbered(number):
-            self.objective.fit(self._outputs[key], y)
-            inputs = dict(zip((leaf.name for leaf in graph.inputs), tensors, strict=True))
-            targets = {leaf.name: y for leaf in graph.leaves.values() if leaf.source is Source.TARGET}
-            given = {**inputs, **targets, **graph.held}
-            weight = Fraction(_count(graph, self._options)) if own is None else own
+            kind = tuple(x) if isinstance(x, Mapping) else (), *kind_of(*tensors_of(x), y)
+            if kind not in self._shapes:
+                graph, _ = captured(self.model, x, self.objective.bound_to(y))
+                refuse_statistics(graph)
+                if not self._parts.fixed:
+                    refuse_interaction(self.model, x, y)
+                alone, _ = captured(self.model, x, None)
+                self._graphs[kind] = name_of(graph)
+                self._shapes[kind] = graph.spec(graph.nodes[-1].inputs[0])
+                self._outputs[kind] = alone.specs(alone.outputs[0])[0]
+            self.objective.fit(self._outputs[kind], y)
+            batch = Batch.of(x, y, self.objective, self._outputs[kind].shape)
+            key = kind, batch.whole
+            valuer = self._valuers.get(key)
+            if valuer is None:
+                while len(self._valuers) >= _MOST:
+                    self._valuers.pop(next(iter(self._valuers)))
+                valuer = self._valuers[key] = batch.valuer(self.model, self.objective)
+            bound = valuer.joint.bind(batch.data)
+            weight = Fraction(_count(self._shapes[kind], self._options)) if own is None else own
             narrow = valuer.in_single if single and is_exact_here(weights) else None
             for chosen in (valuer,) if narrow is None else (narrow, valuer):
-                constants = chosen.tape.constants(given)
-                run = chosen.run(weights, derivatives=derivatives, constants=constants)
+                run = chosen.run(_inner(weights), derivatives=derivatives, bound=bound)
                 if math.isfinite(run.value):
                     break
         return weight, run, chosen
@@ -328,6 +329,71 @@ class StreamedValuer:
             raise ObjectiveError("no sample of the loader has a weight: their mean is not defined")
 
 
+def _inner(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """By the names that they have in a model with its loss."""
+    return {_MODEL + path: value for path, value in weights.items()}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch, as its program sees it.
+
+    Attributes:
+        args: the positional inputs of the model; ``kwargs``: those by keyword.
+        targets: real targets; class numbers as one-hot distributions where that is the same, so that one program
+            serves all batches.
+        labels: the shape of class numbers, if targets stand for such.
+        whole: another number where whole numbers differ, which a program depends on.
+    """
+
+    args: tuple[Tensor, ...]
+    kwargs: Mapping[str, Tensor]
+    targets: Tensor
+    labels: torch.Size | None
+    whole: int
+
+    @classmethod
+    def of(cls, x: Any, y: Tensor, objective: Any, shape: Sequence[int]) -> Batch:
+        """The inputs and targets of a loader, for outputs of this shape."""
+        args, kwargs = as_inputs(x)
+        options = dict(objective.options)
+        plain = all(options.get(name, True) == value for name, value in _PLAIN.items())
+        labels = None
+        if "ignore_index" in options and plain and not y.is_floating_point():
+            rows, numbers = objective.arranged(torch.zeros(()).expand(shape), y)
+            labels, y = y.shape, nn.functional.one_hot(numbers.long(), rows.shape[1]).double()
+        whole = [t for t in (*args, *kwargs.values(), y) if not t.is_floating_point()]
+        return cls(args, kwargs, y, labels, digest_of(whole) if whole else 0)
+
+    @property
+    def data(self) -> dict[str, Tensor]:
+        """Its tensors by the names of the program's inputs."""
+        names = [f"x.{k}" if len(self.args) > 1 else "x" for k in range(len(self.args))]
+        return {**dict(zip(names, self.args, strict=True)), **self.kwargs, _TARGETS: self.targets}
+
+    def valuer(self, model: nn.Module, objective: Any) -> Valuer:
+        """The valuer for all batches that differ in real numbers only."""
+        whole = _WithLoss(model, objective, self.labels)
+        return Valuer.of_program(whole, self.args, {**self.kwargs, _TARGETS: self.targets})
+
+
+class _WithLoss(nn.Module):
+    """A model and its loss, with the targets among the inputs."""
+
+    def __init__(self, model: nn.Module, objective: Any, labels: torch.Size | None) -> None:
+        super().__init__()
+        self.model, self.objective, self.labels = model, objective, labels
+
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
+        targets = kwargs.pop(_TARGETS)
+        outputs = compared(self.model(*args, **kwargs)).double()
+        numbers = targets if self.labels is None else torch.zeros(self.labels, dtype=torch.int64)
+        rows, arranged = self.objective.arranged(outputs, numbers)
+        right = targets if self.labels is not None else arranged
+        value: Tensor = type(self.objective).function(rows, right, **self.objective.options)
+        return value
+
+
 def name_of(graph: Graph) -> str:
     """Another name for another function of parameters and buffers."""
     fixed = [value for name, value in graph.held.items() if graph.leaves[name].source is Source.CONSTANT]
@@ -343,7 +409,7 @@ def is_mean(options: Mapping[str, Any]) -> bool:
 def weight_of(graph: Graph, options: Mapping[str, Any], targets: Tensor) -> Fraction:
     """:math:`W_b`, for the graph of the loss of a batch: what its mean divides by, 1 for a sum."""
     weight = _class_weight(options, targets)
-    return Fraction(_count(graph, options)) if weight is None else weight
+    return Fraction(_count(graph.spec(graph.nodes[-1].inputs[0]), options)) if weight is None else weight
 
 
 def batch_weight(objective: Any, outputs: Tensor, targets: Tensor) -> Fraction:
@@ -359,9 +425,8 @@ def is_weightless(options: Mapping[str, Any], targets: Tensor) -> bool:
     return _class_weight(options, targets) == 0
 
 
-def _count(graph: Graph, options: Mapping[str, Any]) -> int:
+def _count(rows: Any, options: Mapping[str, Any]) -> int:
     """What a mean over samples or entries divides by; 1 for another loss."""
-    rows = graph.spec(graph.nodes[-1].inputs[0])
     assert isinstance(rows, Spec)
     return divisor(rows.shape, options["reduction"]) if is_mean(options) else 1
 
