@@ -256,7 +256,7 @@ def python_dispatcher() -> AbstractContextManager[Any]:
 @contextmanager
 def without_onednn() -> Iterator[None]:
     """No kernels of oneDNN, which has operations of its own for recurrent layers."""
-    enabled = torch._C._get_mkldnn_enabled()  # type: ignore[attr-defined]
+    enabled = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:
         yield

@@ -107,7 +107,8 @@ def test_no_errors_are_worse(name: str, monkeypatch: pytest.MonkeyPatch) -> None
         [None if k not in valuer._given else v for k, v in enumerate(run.tensors)],
     )
     valuer._plain.run(tensors)
-    found = Entries(joint.program, tensors.__getitem__, valuer._judged(), joint.bound.errors, joint.program.costates)
+    program = joint.program
+    found = Entries(program, tensors.__getitem__, valuer._judged(), joint.bound.errors, program.costates)
     valuer._level = 2
     by_entries = valuer.enclosed(run)
     costates, worst = joint.program.costates, 0.0

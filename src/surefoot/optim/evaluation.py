@@ -17,7 +17,7 @@ from surefoot.errors import SurefootError
 from surefoot.graph.checks import as_inputs, as_targets, selected
 from surefoot.graph.nodes import in_double
 from surefoot.objectives import Objective, as_objective
-from surefoot.valuation.streamed import batch_weight
+from surefoot.value.loader import batch_weight
 
 Closure = Callable[[], tuple[Tensor, Tensor]]
 P = ParamSpec("P")

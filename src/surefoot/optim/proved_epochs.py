@@ -20,7 +20,7 @@ from surefoot.optim.evaluation import OptimizerError, check_objective, explained
 from surefoot.optim.joint import JointBatches
 from surefoot.optim.pace import Pace
 from surefoot.processes import Processes
-from surefoot.valuation.valuer import Evaluation
+from surefoot.value import Evaluation
 
 _COOLING = 0.5  # the last part of the work on mini-batches, in which rates fall to zero
 

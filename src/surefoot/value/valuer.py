@@ -138,7 +138,6 @@ class Run:
         tensors: of the program, by node; costates once they are asked for.
         value: as computed.
         given: the errors of what the data determine, by node.
-        statistics: not known: batch normalisation moves its running statistics by a pass of the model.
     """
 
     weights: Mapping[str, Tensor]
@@ -146,7 +145,6 @@ class Run:
     value: float
     given: Mapping[int, Tensor]
     has_costates: bool = False
-    statistics: None = None
     sizes: dict[tuple[int, int], _Sizes] = field(default_factory=dict)
 
 
@@ -177,7 +175,8 @@ class Valuer:
     """
 
     def __init__(self, joint: Joint, *, single: bool = False, trainable: Container[str] | None = None) -> None:
-        self.joint, self.single, self.in_single = joint, single, None
+        self.joint, self.single = joint, single
+        self.in_single: Valuer | None = None
         self._trainable = [n for n in joint.parameters if trainable is None or n in trainable]
         program = self.program = joint.program
         self.dtypes = joint.dtypes(single)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import surefoot as sf
-from surefoot.errors import CaptureError, ObjectiveError, UnsupportedOperation
-from surefoot.valuation.valuer import Evaluation, EvaluationError, Valuer
+from surefoot.errors import CaptureError, EvaluationError, ObjectiveError, UnsupportedOperation
+from surefoot.value import Evaluation, Valuer
 
 
 def digits() -> tuple[Tensor, Tensor]:

@@ -13,10 +13,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import surefoot as sf
 from surefoot.batches import digest
-from surefoot.errors import CaptureError, ObjectiveError
+from surefoot.errors import CaptureError, EvaluationError, ObjectiveError
 from surefoot.objectives import BinaryCrossEntropy, Huber, Poisson
-from surefoot.valuation.streamed import StreamedValuer
-from surefoot.valuation.valuer import EvaluationError
+from surefoot.value.loader import StreamedValuer
 
 
 def _model() -> nn.Module:
