@@ -25,7 +25,7 @@ ROWS = (
     "batches bounds graph",
     "operations",
     "calculus chain complexity",
-    "attained blockwise certificate guarantees lower valuation value",
+    "attained blockwise certificate guarantees lower value",
     "implicit objectives optim oracles theorems",
     "certifying clustering data paper smoothing zoo",
     "integrations",
@@ -192,7 +192,7 @@ NAMED = {
     "paper": "has the constants that the paper prints for some layers",
     "smoothing.py": "has replacements that people ask for by name",
     "zoo/parts.py": "has activations that people ask for by name",
-    "valuation/kernels.py": "refuses a kernel of torch that is wrong",
+    "value": "names primitives, and functions of one number",
 }
 
 

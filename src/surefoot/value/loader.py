@@ -343,14 +343,14 @@ class Batch:
         targets: real targets; class numbers as one-hot distributions where that is the same, so that one program
             serves all batches.
         labels: the shape of class numbers, if targets stand for such.
-        whole: another number where whole numbers differ, which a program depends on.
+        whole: its whole numbers, which a program depends on.
     """
 
     args: tuple[Tensor, ...]
     kwargs: Mapping[str, Tensor]
     targets: Tensor
     labels: torch.Size | None
-    whole: int
+    whole: Hashable
 
     @classmethod
     def of(cls, x: Any, y: Tensor, objective: Any, shape: Sequence[int]) -> Batch:
@@ -363,7 +363,7 @@ class Batch:
             rows, numbers = objective.arranged(torch.zeros(()).expand(shape), y)
             labels, y = y.shape, nn.functional.one_hot(numbers.long(), rows.shape[1]).double()
         whole = [t for t in (*args, *kwargs.values(), y) if not t.is_floating_point()]
-        return cls(args, kwargs, y, labels, digest_of(whole) if whole else 0)
+        return cls(args, kwargs, y, labels, tuple(t.cpu().contiguous().numpy().tobytes() for t in whole))
 
     @property
     def data(self) -> dict[str, Tensor]:

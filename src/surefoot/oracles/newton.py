@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from surefoot.chain.batched import Batched
 from surefoot.graph.checks import differentiable_attention
-from surefoot.linear_solve import Parts, conjugate_gradients, lowest_ritz
+from surefoot.linear_solve import Flat, conjugate_gradients, inner, lowest_ritz, norm
 from surefoot.oracles.problem import (
     OracleError,
     Problem,
@@ -25,7 +25,6 @@ _MOST_DOUBLINGS = 200
 _MOST_ITERATIONS = 2000
 _LOOKS, _DOUBT = 24, 0.01  # steps of the method of Lanczos, and the probability with which they may mislead
 _WHERE = "along a direction that was met"
-Vector = list[Tensor]
 
 
 def solve_conjugate(
@@ -56,62 +55,55 @@ def solve_conjugate(
     kappa = check_kappa(kappa)
     single = any(value.dtype != torch.float64 for value in problem.parameters.values())
     tolerance = check_tolerance(tolerance, torch.float32 if single else torch.float64, 1e-5, 1e-10)
-    space = Parts(problem.dot)
+    if not problem.parameters:
+        return Step({}, kappa, 0.0, solved_status("newton", kappa, 0, _WHERE, "no iteration"))
+    doubled, iterations, looks, low, high = 0, 0, 0, 1.0, 1.0
     with differentiable_attention():
         gradient, product = _second_order(problem)
-        scale = math.sqrt(space.dot(gradient, gradient))
+        scale = norm(gradient)
         if not math.isfinite(scale):
             raise OracleError("the gradient is not finite at this point")
         most = min(most or _MOST_ITERATIONS, 10 * problem.size)
-        doubled, iterations, looks = 0, 0, 0
         while True:
 
-            def curve(v: Vector, kappa: float = kappa) -> Vector:
-                return space.plus(product(v), v, kappa)
+            def curve(v: Tensor, kappa: float = kappa) -> Tensor:
+                return product(v).add_(v, alpha=kappa)
 
-            found = conjugate_gradients(curve, [-g for g in gradient], space=space, tolerance=tolerance, most=most)
-            iterations += found.iterations
-            if not found.finite:
+            solution = conjugate_gradients(curve, -gradient, space=Flat(), tolerance=tolerance, most=most)
+            iterations += solution.iterations
+            if not solution.finite:
                 raise OracleError("second derivatives are not finite at this point")
-            if found.direction is None:
-                low, high, count = _extremes(problem, curve) if checked and problem.size else (1.0, 1.0, 0)
-                looks += count
+            if solution.direction is None:
+                if checked and problem.size:
+                    start = torch.randn(problem.size, generator=torch.Generator().manual_seed(0)).to(gradient)
+                    count = min(_LOOKS, problem.size)
+                    low, high, count = lowest_ritz(curve, start, space=Flat(), most=count)
+                    looks += count
                 if low > 0:
                     break
             if not double or doubled == _MOST_DOUBLINGS:
-                return refused(problem, "newton", kappa, doubled, _WHERE, None, iterations)
+                return refused(problem, "newton", kappa, _WHERE, iterations=iterations, doubled=doubled)
             kappa, doubled = 2 * kappa, doubled + 1
-        curved = curve(found.x)
-    left = space.plus(curved, gradient, 1.0)
-    residual = math.sqrt(space.dot(left, left)) / scale if scale else 0.0
-    solved = residual <= 10 * tolerance
+        curved = curve(solution.x)
+    residual = norm(curved + gradient) / scale if scale else 0.0
     how = f"{iterations} iterations of conjugate gradients" if iterations != 1 else "one conjugate gradient"
     status = solved_status("newton", kappa, doubled, _WHERE, how)
     if looks:
         least = _excluded(high - low, problem.size)
         status += f"; no curvature below {-least:.1e} with a confidence of {1 - _DOUBT:.0%}"
-    if not solved:
+    if residual > 10 * tolerance:
         status = f"stopped after {iterations} iterations with a relative residual of {residual:.1e}"
     return Step(
-        direction=dict(zip(problem.parameters, found.x, strict=True)),
+        direction=problem.split(solution.x),
         kappa=kappa,
-        model_decrease=max(0.0, -space.dot(gradient, found.x) - 0.5 * space.dot(found.x, curved)),
+        model_decrease=max(0.0, -inner(gradient, solution.x) - 0.5 * inner(solution.x, curved)),
         status=status,
-        solved=solved,
+        solved=residual <= 10 * tolerance,
         calls=problem.autodiff.calls,
         iterations=iterations + looks,
         residual=residual,
         doubled=doubled,
     )
-
-
-def _extremes(problem: Problem, curve: Callable[[Vector], Vector]) -> tuple[float, float, int]:
-    """The extreme Ritz values from a random start, other numbers in each part of it."""
-    start = [
-        torch.randn(part.shape, generator=torch.Generator().manual_seed(2 * number)).to(part)
-        for number, part in enumerate(problem.parameters.values())
-    ]
-    return lowest_ritz(curve, start, space=Parts(problem.dot), most=min(_LOOKS, problem.size))
 
 
 def _excluded(width: float, size: int) -> float:
@@ -123,40 +115,37 @@ def _excluded(width: float, size: int) -> float:
     return 0.0 if size <= _LOOKS else epsilon * width / max(1 - 2 * epsilon, 1e-3)
 
 
-def _second_order(problem: Problem) -> tuple[Vector, Callable[[Vector], Vector]]:
+def _second_order(problem: Problem) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """∇F(u), and v ↦ ∇²F(u)v."""
-    chain, autodiff = problem.chain, problem.autodiff
-    weights = [problem.weight(path) for path in problem.parameters]
+    chain, autodiff, ridge = problem.chain, problem.autodiff, problem.metric(0.0)
     if isinstance(autodiff, Batched):
 
-        def of_all(v: Vector) -> Vector:
-            along = dict(zip(problem.parameters, v, strict=True))
+        def of_all(v: Tensor) -> Tensor:
+            along = problem.split(v)
             curved = problem.curve(autodiff.pushforward(along))
-            bent = autodiff.bent(along, problem.slope, curved)
-            return [bent[path] + w * a for path, a, w in zip(problem.parameters, v, weights, strict=True)]
+            return problem.join(autodiff.bent(along, problem.slope, curved)).addcmul_(ridge, v)
 
-        return [problem.gradient[path] for path in problem.parameters], of_all
+        return problem.join(problem.gradient), of_all
     with torch.enable_grad():
         leaves = {path: value.detach().requires_grad_() for path, value in problem.parameters.items()}
         (output,) = chain.graph.run({**problem.point, **leaves}, [x.detach() for x in chain.inputs])
-        variables = list(leaves.values())
-        found: Sequence[Tensor | None] = [None] * len(variables)
+        slopes: dict[str, Tensor] = {}
         if output.requires_grad:
-            loss = problem.objective(output)
-            found = torch.autograd.grad(loss, variables, create_graph=True, allow_unused=True)
-    problem.autodiff.calls += 1
-    curved = [slope for slope in found if slope is not None and slope.requires_grad]
-    places = [k for k, slope in enumerate(found) if slope is not None and slope.requires_grad]
+            found = torch.autograd.grad(
+                problem.objective(output), list(leaves.values()), create_graph=True, allow_unused=True
+            )
+            slopes = {path: slope for path, slope in zip(leaves, found, strict=True) if slope is not None}
+    autodiff.calls += 1
+    curved = [path for path, slope in slopes.items() if slope.requires_grad]
 
-    def product(v: Vector) -> Vector:
-        problem.autodiff.calls += 2
-        second: Sequence[Tensor | None] = [None] * len(variables)
-        if curved:
-            along = [v[k] for k in places]
-            second = torch.autograd.grad(curved, variables, along, retain_graph=True, allow_unused=True)
-        return [w * a if b is None else b + w * a for a, b, w in zip(v, second, weights, strict=True)]
+    def product(v: Tensor) -> Tensor:
+        autodiff.calls += 2
+        along = problem.split(v)
+        second = torch.autograd.grad(
+            [slopes[path] for path in curved], list(leaves.values()), [along[path] for path in curved],
+            retain_graph=True, materialize_grads=True, allow_unused=True,
+        ) if curved else [torch.zeros_like(leaf) for leaf in leaves.values()]  # fmt: skip
+        return problem.join(dict(zip(leaves, second, strict=True))).addcmul_(ridge, v)
 
-    slopes = [
-        torch.zeros_like(u) if slope is None else slope.detach() for u, slope in zip(variables, found, strict=True)
-    ]
-    return [slope + w * u.detach() for slope, w, u in zip(slopes, weights, variables, strict=True)], product
+    gradient = problem.join({path: slope.detach() for path, slope in slopes.items()})
+    return gradient.addcmul_(ridge, problem.join({path: leaf.detach() for path, leaf in leaves.items()})), product

@@ -3,10 +3,8 @@ r"""The curvature of the loss of a problem as a product: :math:`\nabla^2h(\psi(u
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from surefoot.objectives import Objective
 from surefoot.operations.losses import Factor
@@ -18,34 +16,8 @@ class RowsMeet(OracleError):
     """The loss is not a sum over the rows of the output."""
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Some rows of the factor of a loss."""
-
-    factor: Factor
-    where: slice
-
-    @property
-    def samples(self) -> int:
-        """How many."""
-        return int(self.where.stop - self.where.start)
-
-    @property
-    def columns(self) -> int:
-        """Of the blocks."""
-        return self.factor.columns
-
-    def column(self, j: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """One column of all blocks."""
-        return self.factor.column(j, dtype, device)[self.where]
-
-    def all_columns(self, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """All columns of all blocks, one behind the other."""
-        return self.factor.all_columns(dtype, device)[:, self.where]
-
-
 def factor_of(problem: Problem, dtype: torch.dtype, slope: bool = True) -> Factor:
-    r"""R at the output of the problem, in the given precision; with w̄, unless it is not asked for.
+    r"""R at the output of the problem, in the given precision; with w̄, :math:`R\bar w = \nabla h`, if asked for.
 
     It is that of the loss's record, if there is one. For any other loss it comes from the eigenvalues of the
     second derivative of each row; what is negative beyond round-off is refused. That the loss is a sum over the
@@ -56,7 +28,7 @@ def factor_of(problem: Problem, dtype: torch.dtype, slope: bool = True) -> Facto
     """
     output, objective = problem.output, problem.objective
     require_convex(objective)
-    stated = _stated(objective)
+    stated = states_factor(objective)
     if stated is not None:
         targets = objective.chosen().to(output.device)
         rows, marks = objective.arranged(output, targets)
@@ -73,19 +45,16 @@ def factor_of(problem: Problem, dtype: torch.dtype, slope: bool = True) -> Facto
     return _by_eigenvalues(problem, dtype)
 
 
-def has_factor(problem: Problem) -> bool:
-    """Whether the loss is a sum over the rows of the output, so that its curvature is a product block by block."""
+def columns_of(problem: Problem) -> int | None:
+    """How many columns each block of R has; ``None`` where the loss is no sum over the rows of the output."""
     require_convex(problem.objective)
-    if _stated(problem.objective) is not None:
-        return True
     try:
-        factor_of(problem, problem.output.dtype)
+        return factor_of(problem, problem.output.dtype, slope=False).columns
     except RowsMeet:
-        return False
-    return True
+        return None
 
 
-def _stated(objective: Objective) -> Callable[..., Factor | None] | None:
+def states_factor(objective: Objective) -> Callable[..., Factor | None] | None:
     """The factor that the record of the loss states, if the loss is that of the record."""
     record = records().get(objective.operation)
     if record is None or record.loss is None or not type(objective).function.__module__.startswith("surefoot."):
@@ -94,12 +63,17 @@ def _stated(objective: Objective) -> Callable[..., Factor | None] | None:
 
 
 def require_convex(objective: Objective) -> None:
-    """Refuse a loss that says it is not convex.
+    """Refuse a loss whose class says that it is not convex; where none says anything, its curvature is looked at.
 
     Raises:
         OracleError: in that case.
     """
-    if not getattr(objective, "convex", True):
+    if not objective.convex and "convex" in {
+        name
+        for kind in type(objective).__mro__[:-1]
+        if issubclass(kind, Objective) and kind is not Objective
+        for name in vars(kind)
+    }:
         raise OracleError(
             f"{type(objective).__name__} is not convex, so its Gauss-Newton model may have no minimum: use a "
             "Newton or a gradient oracle"
@@ -146,6 +120,3 @@ def _by_eigenvalues(problem: Problem, dtype: torch.dtype) -> Factor:
             f"{type(problem.objective).__name__} is not a sum over the rows of the output: use method='dynamic'"
         )
     return factor
-
-
-__all__ = ["Factor", "Rows", "RowsMeet", "factor_of", "has_factor", "refuse_negative", "require_convex"]

@@ -95,7 +95,6 @@ def line_search(
         model_decrease=max((2 * t - t * t) * step.model_decrease, 0.0),
         status=step.status if t == 1 else f"{step.status}; shortened to {t:g} of it by a line search",
         calls=calls,
-        output_change=None if step.output_change is None else t * step.output_change,
     )
 
 
