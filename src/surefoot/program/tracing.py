@@ -323,6 +323,8 @@ class Tracer(TorchDispatchMode):
         results = [value for value in tree_leaves(result) if isinstance(value, Tensor)]
         real = [value for value in results if value.is_floating_point()]
         self._check_types(func, args, real)
+        if name == "_to_copy" and args[0].is_floating_point() and not real:
+            raise UnsupportedOperation(f"'{func}' makes whole numbers of real ones, so that the objective jumps")
         if real:
             self.builder.dtype = real[0].dtype
         symbols = self._symbols(name, func, args, kwargs)
