@@ -5,6 +5,7 @@ many weights. Where that rounds, the input has an error, and a costate by which 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.program import Builder, Node, Program, differentiate
+from surefoot.program import Builder, Node, Program, Scalar, differentiate
 from surefoot.value.entries import Entries
 from surefoot.value.rounding import EXACT, rounds
 from surefoot.value.running import Runner
@@ -83,6 +84,8 @@ class Joint:
                     place[k] = builder.input(f"#{k}", node.shape, node.dtype)
             elif moving[k] and name == "amax" and (first := self._monotone_before(node, users)) is not None:
                 place[k] = self._exchanged(builder, place, node, first)
+            elif moving[k] and name == "gather" and (row := self._entropies(builder, place, node)) is not None:
+                place[k] = row
             elif moving[k]:
                 inputs = [place[i] for i in node.inputs]
                 if name == "weigh" and inputs[1] not in builder.constants:
@@ -119,6 +122,54 @@ class Joint:
         for move in reversed(moves):
             x = builder.emit(move.primitive.name, x, *(place[i] for i in move.inputs[1:]), **move.options)
         return builder.emit("scalar", builder.emit("amax", x, **node.options), **nodes[first].options)
+
+    def _entropies(self, builder: Builder, place: dict[int, int], node: Node) -> int | None:
+        r"""The logarithms of the shares of one class in each row, if a node is these: without cancellation.
+
+        :math:`\log\sum_ke^{x_k} - x_y = \log(1 + e^m)` with the log-sum-exp m of all :math:`x_k - x_y`,
+        :math:`k \ne y`, is as good as m relative to itself, however small.
+        """
+        program, nodes, moves = self.value_program, self.value_program.nodes, []
+        k = node.inputs[0]
+        while nodes[k].primitive.name in ("permute", "reshape"):
+            moves.append(nodes[k])
+            k = nodes[k].inputs[0]
+        found = self._log_softmax(nodes[k])
+        if found is None:
+            return None
+        x, dim = found
+        shape = tuple(nodes[x].shape)
+        rows = (*shape[:dim], 1, *shape[dim + 1 :])
+        at = torch.arange(nodes[x].shape.numel()).reshape(shape)
+        for move in reversed(moves):
+            at = move.primitive.run([at], **move.options)
+        chosen = at.reshape(-1)[program.constants[node.inputs[1]].cpu()]
+        row = torch.arange(math.prod(rows)).reshape(rows).expand(shape).reshape(-1)[chosen]
+        if shape[dim] < 2 or not torch.equal(row.reshape(-1).sort().values, torch.arange(math.prod(rows))):
+            return None
+        mask = torch.ones(shape, dtype=torch.float64)
+        mask.reshape(-1)[chosen.reshape(-1)] = 0.0
+        first = builder.constant(chosen.reshape(-1)[row.reshape(-1).argsort()].reshape(rows))
+        right = builder.emit("expand", builder.emit("gather", place[x], first), shape=shape)
+        apart = builder.emit("add", place[x], builder.emit("scale", right, factor=-1.0))
+        rest = builder.emit("logsumexp", apart, builder.constant(mask), dim=dim, keepdim=True)
+        loss = builder.emit("scalar", rest, function=Scalar("softplus", (1.0,)))
+        return builder.emit("scale", builder.emit("gather", loss, builder.constant(row)), factor=-1.0)
+
+    def _log_softmax(self, node: Node) -> tuple[int, int] | None:
+        """The argument and the dimension of x less its log-sum-exp."""
+        nodes = self.value_program.nodes
+        for x, k in (
+            (node.inputs, node.inputs[::-1]) if node.primitive.name == "add" and len(node.inputs) == 2 else ()
+        ):
+            wide = nodes[k]
+            negative = nodes[wide.inputs[0]] if wide.primitive.name == "expand" else wide
+            if negative.primitive.name != "scale" or negative.options["factor"] != -1.0:
+                continue
+            total = nodes[negative.inputs[0]]
+            if total.primitive.name == "logsumexp" and total.inputs == (x,) and total.options["keepdim"]:
+                return x, total.options["dim"]
+        return None
 
     def bind(self, data: Mapping[str, Tensor]) -> Bound:
         """What other data of the same shapes determine."""
