@@ -219,7 +219,7 @@ def priced(case: Case, pairs: int = 15) -> float:
 
 def evaluation(model: nn.Module, x: Any, loss: nn.Module) -> Callable[[dict[str, Tensor]], object]:
     """Value, gradient and error at any weights."""
-    from surefoot.value import Valuer
+    from surefoot.valuation.valuer import Valuer
 
     valuer = Valuer.of(model, x, loss)
 

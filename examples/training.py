@@ -9,7 +9,7 @@ that it descends.
 a bound on the round-off of every operation; it is taken only if the value in exact arithmetic is lower.
 
 **Statement.** The error of a value is at most the sum, over all operations, of their own round-off times their
-costates (``surefoot.value.valuer``).
+costates (``surefoot.valuation.propagation``).
 
 **Result.** No step goes upwards, each is proved, and the loss after 50 steps is tiny. Then one step is promised
 ahead, from derivatives alone.

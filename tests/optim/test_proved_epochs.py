@@ -16,12 +16,12 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 import surefoot as sf
 from judges.exact import exact_value
-from surefoot.errors import EvaluationError
 from surefoot.optim import BurstRecord, ProvedEpochs, StalledWarning
 from surefoot.optim.all_data import AllData
 from surefoot.optim.bursts import Average, EndlessBatches, Snapshot, built_up, fixed_data
 from surefoot.optim.pace import Pace, Verdict, best_rate
 from surefoot.optim.tail import WholeObjective
+from surefoot.valuation.valuer import EvaluationError
 
 
 def _data(count: int = 48) -> tuple[Tensor, Tensor]:

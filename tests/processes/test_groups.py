@@ -23,7 +23,7 @@ import surefoot as sf
 from surefoot.objectives import Poisson
 from surefoot.optim import CertifiedDescent, by_evaluation
 from surefoot.processes import ProcessError, Processes, ProcessLost
-from surefoot.value.loader import Streamed, StreamedValuer
+from surefoot.valuation.streamed import Streamed, StreamedValuer
 
 SHARES = {2: (0, 17, 30), 4: (0, 11, 11, 13, 30)}  # where the samples of each process begin: uneven, one empty
 STEPS = 5

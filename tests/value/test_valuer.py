@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benchmarks.frozen_values import cases as frozen
 from flint import arb, ctx
 from torch import Tensor
 
+import surefoot as sf
 from program.models import Case, table
 from surefoot.bounds.scalars import pieces
 from surefoot.program import Builder, Program, Scalar, differentiate, trace
@@ -222,3 +224,14 @@ def test_gradients_are_those_of_the_program() -> None:
         program: Program = differentiate(joint.value_program)
         for path, right in zip(program.parameters, program.results({**weights, **data})[1:], strict=True):
             assert torch.allclose(found[path], right, rtol=1e-9, atol=1e-12)
+
+
+def test_what_norms_leave_open_is_decided_by_entries() -> None:
+    """A GELU that is written out has slopes in the thousands whose product is 1."""
+    pytest.importorskip("transformers")
+    (case,) = [case for case in frozen() if case.name == "GPT-2, 2 layers, weights × 4"]
+    model, x = case.subject(torch.float64)
+    evaluation = sf.evaluate(model, x, case.loss)
+    assert evaluation.error < 1e-7
+    loss = Valuer.of(model, x, case.loss)
+    assert abs(loss.run(dict(model.named_parameters())).value - evaluation.value) <= evaluation.error

@@ -1,7 +1,7 @@
 r"""The certificate of data in pieces, from bounds of the batches.
 
 **An objective.** Let :math:`F = \sum_bw_bF_b` with :math:`w_b = W_b/\sum W_b` for a mean over samples
-(:mod:`surefoot.value.loader`), and :math:`w_b = 1` for a sum. Where the effort makes them, the second
+(:mod:`surefoot.valuation.streamed`), and :math:`w_b = 1` for a sum. Where the effort makes them, the second
 derivatives of the batches at the weights are added up, and so is what bounds how far they move, before norms are
 taken (:mod:`surefoot.certificate.added`): L at the weights is that of the joined batch. Everything else is an
 average of what holds for the batches: bounds on the value, on the gradient, on each pair of variables, and κ of
@@ -60,8 +60,8 @@ from surefoot.magnitude import Magnitude, minimum, stack
 from surefoot.norms import frobenius_norm
 from surefoot.norms.verified import symmetric_norm
 from surefoot.processes import Processes
-from surefoot.value.interaction import refuse_interaction
-from surefoot.value.loader import is_mean, is_weightless, refuse_objective, weight_of
+from surefoot.valuation.interaction import refuse_interaction
+from surefoot.valuation.streamed import is_mean, is_weightless, refuse_objective, weight_of
 
 T = TypeVar("T")
 

@@ -12,9 +12,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from surefoot.certifying import evaluate
-from surefoot.errors import EvaluationError, SurefootError
+from surefoot.errors import SurefootError
 from surefoot.optim.bursts import Snapshot, evaluating
-from surefoot.value import Evaluation
+from surefoot.valuation.valuer import Evaluation, EvaluationError
 
 
 class IntegrationError(SurefootError, RuntimeError):

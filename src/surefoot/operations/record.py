@@ -45,7 +45,7 @@ class Form(Enum):
 
 
 class InSingle(Enum):
-    """As what an operation is run in single precision; :mod:`surefoot.value.rounding` proves each.
+    """As what an operation is run in single precision; :mod:`surefoot.valuation.single` proves each.
 
     >>> sf.operations.records()["aten.conv2d"].single.name
     'MATRIX'

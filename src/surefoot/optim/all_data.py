@@ -11,15 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surefoot.errors import EvaluationError
 from surefoot.graph.guard import Guard
 from surefoot.objectives import Objective
 from surefoot.optim.bursts import evaluating
 from surefoot.optim.evaluation import outputs_of, weighed
 from surefoot.optim.shards import added_up
 from surefoot.processes import Processes
-from surefoot.value import Evaluation, InfiniteValue
-from surefoot.value.loader import Streamed, StreamedValuer, is_mean
+from surefoot.valuation.streamed import Streamed, StreamedValuer, is_mean
+from surefoot.valuation.valuer import Evaluation, EvaluationError, InfiniteValue
 
 _EVALUATION, _ANEW = 0.5, 1.0  # what an evaluation takes, in gradients, and one for which the model is read anew
 _SLOPES = 0.5  # the same for a gradient, in larger batches than those of training, without steps between them

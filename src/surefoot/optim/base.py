@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from surefoot.graph.checks import check_model, plainly, unwrapped
 from surefoot.objectives import Objective, Regularizer, Ridge
 from surefoot.optim.evaluation import Closure, OptimizerError, check_objective
 from surefoot.optim.known_function import KnownFunction
@@ -18,6 +17,7 @@ from surefoot.optim.record import Stationarity, StepRecord, best_stationarity
 from surefoot.optim.stored import Proposal
 from surefoot.optim.vectors import held_by
 from surefoot.optim.watch import Fingerprint, Watch
+from surefoot.program.checks import check_model, plainly, unwrapped
 from surefoot.theorems.deciding import Method, convergence
 from surefoot.theorems.record import Convergence
 from surefoot.torch_private import hooked

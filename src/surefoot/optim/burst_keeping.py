@@ -8,14 +8,13 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from surefoot.errors import EvaluationError
 from surefoot.optim.all_data import ROUNDING, AllData
 from surefoot.optim.burst_ledger import Ledger
 from surefoot.optim.burst_training import BurstTraining
 from surefoot.optim.bursts import BurstRecord, Snapshot
 from surefoot.optim.pace import Pace
 from surefoot.optim.tail import WholeObjective
-from surefoot.value import Evaluation
+from surefoot.valuation.valuer import Evaluation, EvaluationError
 
 _LENGTH = 12.0  # epochs of a burst: evaluations then cost a small part of training
 _SCRAP = 0.25  # epochs

@@ -6,7 +6,7 @@ import math
 
 from surefoot.optim.bursts import BurstRecord
 from surefoot.optim.by_evaluation import speak_of_stall
-from surefoot.value import Evaluation
+from surefoot.valuation.valuer import Evaluation
 
 _STALLED = 2
 

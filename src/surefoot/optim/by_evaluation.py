@@ -5,18 +5,16 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from surefoot.batches import first_of
 from surefoot.chain import Chain
-from surefoot.errors import EvaluationError
 from surefoot.graph import Graph
-from surefoot.graph.checks import as_inputs, is_loader
 from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError
 from surefoot.optim.directions import Chosen, Conjugate, Direction, Gradient, Linearised, Proposed, Proximal
 from surefoot.optim.evaluation import check_slope, loss_of, number
@@ -30,9 +28,11 @@ from surefoot.optim.watch import same_tensors
 from surefoot.optim.wolfe import Found, search
 from surefoot.oracles.problem import Problem
 from surefoot.processes import Processes
+from surefoot.program.checks import as_inputs, is_loader
 from surefoot.torch_private import BatchNormalisation
-from surefoot.value import Valuer
-from surefoot.value.loader import StreamedValuer
+from surefoot.valuation.normalising import Statistics
+from surefoot.valuation.streamed import StreamedValuer
+from surefoot.valuation.valuer import EvaluationError, Valuer
 
 NAMED: Mapping[str, Callable[[], Direction]] = {
     "lbfgs": LimitedMemory,
@@ -61,7 +61,7 @@ def speak_of_stall(message: str) -> None:
 
 class ByEvaluation:
     r"""The proof of a step is its value: the objective at the new point, as it is stored, with its round-off
-    (:mod:`surefoot.value`), is below that at the old one.
+    (:mod:`surefoot.valuation`), is below that at the old one.
 
     Any direction will do. Where it is not one of descent (the cosine with minus the gradient is below 1e-10), or
     no step along it can be proved, the gradient takes its place for one step. Where the regulariser has absolute
@@ -136,7 +136,7 @@ class ByEvaluation:
             return self._stayed(stayed, why, stalled=True)
         self._stalls = 0
         if self.processes is None and not is_loader(x):  # whose objective takes running statistics as they are
-            self._move_buffers(x)
+            self._move_buffers(x, point.statistics)
         owner.write(found.point.weights)
         owner.watch.written(found.point.weights)
         found.point.forget_pass()
@@ -359,16 +359,26 @@ class ByEvaluation:
             )
         return record
 
-    def _move_buffers(self, x: Any) -> None:
-        """Running statistics move once per step that is taken, by a pass of the model at the weights before it."""
+    def _move_buffers(self, x: Any, statistics: Sequence[Statistics] | None) -> None:
+        """Running statistics move once per step that is taken, by those of the batch at the weights before it; by
+        a pass of the model where they are not known.
+        """
+        if statistics is not None and not statistics:
+            return
         model = self.owner.model
-        if any(
-            isinstance(m, BatchNormalisation) and m.training and m.running_mean is not None
-            for m in model.modules()
-        ):
+        tracked = {
+            path: m for path, m in model.named_modules()
+            if isinstance(m, BatchNormalisation) and m.training and m.running_mean is not None
+        }  # fmt: skip
+        plain = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+        if statistics is None or any(type(m) not in plain for m in tracked.values()):
             args, kwargs = as_inputs(x)
             with torch.no_grad():
-                model(*args, **kwargs)
+                model(*args, **kwargs) if tracked else None
+            return
+        for found in statistics:
+            if found.module in tracked:
+                _move_statistics(tracked[found.module], found)
 
     def state(self) -> dict[str, Any]:
         """What directions are made of."""
@@ -380,6 +390,18 @@ class ByEvaluation:
         self._stalls = state["stalls"]
         self.direction.load(state["directions"])
         self._fallback.load(state["fallback"])
+
+
+def _move_statistics(module: Any, found: Statistics) -> None:
+    """What a pass of batch-normalisation in training mode does to its buffers."""
+    with torch.no_grad():
+        part = module.momentum
+        if module.num_batches_tracked is not None:
+            module.num_batches_tracked.add_(1)
+            part = 1.0 / float(module.num_batches_tracked) if part is None else part
+        part = 0.0 if part is None else part
+        for buffer, value in ((module.running_mean, found.mean), (module.running_var, found.variance)):
+            buffer.copy_((1 - part) * buffer + part * value.to(buffer))
 
 
 def _detached(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

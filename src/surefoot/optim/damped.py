@@ -20,7 +20,6 @@ from surefoot.chain import Chain
 from surefoot.chain.autodiff import Autodiff
 from surefoot.domains import Ball
 from surefoot.errors import EvaluationError, SurefootError
-from surefoot.graph.checks import is_loader
 from surefoot.objectives import Objective, Ridge
 from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError
 from surefoot.optim.forcing import Forcing, relaxed
@@ -31,6 +30,7 @@ from surefoot.optim.trust_region import next_radius, on_ball
 from surefoot.oracles.problem import OracleError, Problem, Step
 from surefoot.oracles.search import armijo
 from surefoot.processes import Processes
+from surefoot.program.checks import is_loader
 
 Damping = Literal["adapted", "trust_region", "certified"] | float
 Solver = Callable[[float], Step]

@@ -19,7 +19,7 @@ from surefoot.objectives import Objective
 from surefoot.optim.bursts import EndlessBatches, evaluating
 from surefoot.optim.evaluation import weighed
 from surefoot.processes import Processes
-from surefoot.value.loader import is_mean
+from surefoot.valuation.streamed import is_mean
 
 _LAST = 4  # mini-batches that may be asked for again, as those that rates are tried on
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
@@ -14,9 +14,11 @@ from torch import Tensor
 from surefoot.objectives import Regularizer
 from surefoot.optim.projection import shrunk
 from surefoot.optim.vectors import Layout, Tensors
-from surefoot.value import Evaluation, InfiniteValue, Valuer
-from surefoot.value.loader import Streamed, StreamedValuer
-from surefoot.value.valuer import Run, is_exact_here
+from surefoot.valuation.normalising import Statistics
+from surefoot.valuation.passes import Run
+from surefoot.valuation.single import is_exact_here
+from surefoot.valuation.streamed import Streamed, StreamedValuer
+from surefoot.valuation.valuer import Evaluation, InfiniteValue, Valuer
 
 _NARROW = 3.0  # times a tenth of a decrease: errors in single precision that prove it
 _SHORTEST, _LONGEST = 8, 512  # passes in double after one in single precision that did not decide
@@ -32,6 +34,10 @@ class Passed(Protocol):
     @property
     def gradient(self) -> Mapping[str, Tensor]:
         """The gradient of the loss, by path."""
+
+    @property
+    def statistics(self) -> Sequence[Statistics] | None:
+        """The statistics of the batch, one for each normalisation; ``None`` if they are not known."""
 
     def foresee(self, enough: float) -> None:
         """Be ready to tell the loss up to an error of ``enough``, before the gradient is asked for."""
@@ -68,12 +74,16 @@ class _BatchPass:
     def gradient(self) -> Tensors:
         return self.valuer.gradient(self.run)
 
+    @property
+    def statistics(self) -> Sequence[Statistics] | None:
+        return self.run.statistics
+
     def foresee(self, enough: float) -> None:
-        self.run = self.valuer.foreseen(self.run, enough * (_NARROW if self.valuer.single else 1.0))
+        self.run = self.valuer.foreseen(self.run, enough * (_NARROW if self.valuer.tape.single else 1.0))
 
     def enclosed(self, enough: float) -> Evaluation:
         found = self._in_double or self.valuer.enclosed(self.run, enough)
-        if not self.valuer.single:
+        if not self.valuer.tape.single:
             return found
         if found.error > enough:
             self.batch.turns.wait()
@@ -85,7 +95,7 @@ class _BatchPass:
     def _told(self, enough: float) -> Evaluation:
         """In double: by a pass forward and, if that does not say enough, one with derivatives."""
         wide = self.batch.valuer
-        weights = self.run.weights
+        weights = {leaf.path: self.run.parameters[leaf.name] for leaf in self.valuer.tape.graph.parameters}
         found = wide.enclosed(wide.run(weights, derivatives=False), enough)
         return found if found.error <= enough else wide.enclosed(wide.run(weights), enough)
 
@@ -152,6 +162,11 @@ class StreamedPass:
         """The gradient of the loss, by path."""
         assert self.found.gradient is not None
         return self.found.gradient
+
+    @property
+    def statistics(self) -> Sequence[Statistics] | None:
+        """Not known: a loader takes running statistics as they are."""
+        return None
 
     def foresee(self, enough: float) -> None:
         """Nothing: it is known."""
@@ -309,7 +324,12 @@ class Point:
             self._along = direction, self.function.layout.dot(self.gradient, direction)
         return self._along[1]
 
+    @cached_property
+    def statistics(self) -> Sequence[Statistics] | None:
+        """Those of the batch that its normalisations computed; ``None`` if they are not known."""
+        return self._pass.statistics
+
     def forget_pass(self) -> None:
         """Drop what the pass holds, once value, gradient and proof are known."""
-        _ = self.value, self.gradient, self.enclosed(math.inf)
+        _ = self.value, self.gradient, self.enclosed(math.inf), self.statistics
         self.__dict__.pop("_pass", None)

@@ -1,7 +1,7 @@
 """The objective of data that several processes hold: one process decides, the others compute their parts.
 
 Process 0 runs the method. For each pass it sends the weights to all; the values and errors of the parts come back
-as a few fractions (:mod:`surefoot.value.loader`), their gradients added up. At the end it sends the weights
+as a few fractions (:mod:`surefoot.valuation.streamed`), their gradients added up. At the end it sends the weights
 and the record of the step. So decisions are made once, and weights and histories are the same on all processes,
 bit by bit, even where their processors round differently. Per pass a process hands over a few hundred bytes of
 numbers, the gradient in double precision, and process 0 the weights as they are stored; activations stay where
@@ -20,7 +20,7 @@ from surefoot.optim.evaluation import OptimizerError
 from surefoot.optim.point import Passed, Stream, StreamedPass
 from surefoot.optim.record import StepRecord
 from surefoot.processes import Processes
-from surefoot.value.loader import Streamed
+from surefoot.valuation.streamed import Streamed
 
 
 def added_up(found: Streamed, weights: Mapping[str, Tensor], processes: Processes) -> Streamed:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from surefoot.chain import Chain
-from surefoot.graph.checks import with_gradients
 from surefoot.objectives import Objective, Ridge
 from surefoot.oracles.problem import OracleError, Problem, Step
+from surefoot.program.checks import with_gradients
 
 
 @with_gradients()

@@ -27,7 +27,6 @@ from torch import Tensor
 from surefoot.chain import Chain
 from surefoot.chain.autodiff import Autodiff
 from surefoot.graph import Graph
-from surefoot.graph.checks import plainly
 from surefoot.linear_solve import inner, norm
 from surefoot.objectives import Objective, Ridge
 from surefoot.oracles.choice import Choice, choose_gauss_newton, choose_newton
@@ -38,6 +37,7 @@ from surefoot.oracles.losses import columns_of, require_convex
 from surefoot.oracles.newton import solve_conjugate
 from surefoot.oracles.problem import OracleError, Problem, Step, check_kappa, check_tolerance, curved_along
 from surefoot.processes import Processes
+from surefoot.program.checks import plainly
 
 Method = Literal["auto", "primal", "primal_gram", "dual", "dual_gram", "dynamic"]
 METHODS = ("auto", "primal", "primal_gram", "dual", "dual_gram", "dynamic")

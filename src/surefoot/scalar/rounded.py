@@ -14,8 +14,8 @@ every such t. With a and b the values, :math:`e_a` and :math:`e_b` their errors 
 are rounded to nearest, inner products of k numbers are sums of k products in some order, and an elementary
 function of torch in double precision is within 8 units in the last place, or off by at most :math:`2^{-1022}`
 where it underflows (the sigmoid of -720 comes out as zero); powers and logarithms to base two of numpy are within
-4, and the kernel of one activation, as :mod:`surefoot.value` runs it, within 64 of :math:`|a(x)| +
-|x|\sup|a'|`. Results in single precision enter where :mod:`surefoot.value.rounding` says how good they are, and
+4, and the kernel of one activation, as :mod:`surefoot.valuation` runs it, within 64 of :math:`|a(x)| +
+|x|\sup|a'|`. Results in single precision enter where :mod:`surefoot.valuation.single` says how good they are, and
 no other bound; those in half precision none. A library of functions cannot be proved from here: the tests compare
 all of them with ball arithmetic, in every memory layout, where they are hard: next to multiples of π/2 up to the
 largest doubles, next to one, where they under- and overflow.

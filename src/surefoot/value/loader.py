@@ -34,9 +34,9 @@ from surefoot.calculus.leaves import captured
 from surefoot.enclosure import Spec
 from surefoot.errors import EvaluationError, ObjectiveError
 from surefoot.graph import Graph, Source
-from surefoot.graph.checks import as_inputs
 from surefoot.operations.losses.sums import divisor
 from surefoot.processes import Processes
+from surefoot.program.checks import as_inputs
 from surefoot.value.interaction import refuse_interaction
 from surefoot.value.valuer import Evaluation, InfiniteValue, Run, Valuer, compared, is_exact_here
 

@@ -31,10 +31,10 @@ from torch import Tensor, nn
 
 from surefoot.calculus.leaves import captured
 from surefoot.errors import EvaluationError, describe
-from surefoot.graph.checks import as_inputs
 from surefoot.norms.hermitian import singles_are_exact
 from surefoot.norms.matrix import spectral_norm
 from surefoot.program import trace
+from surefoot.program.checks import as_inputs
 from surefoot.torch_private import norms_together, tree_leaves
 from surefoot.value.entries import Entries
 from surefoot.value.joint import Bound, Joint

@@ -14,7 +14,7 @@ import surefoot as sf
 from judges.dense import second_derivative, tensor_norm
 from judges.exact import exact_value, exactly, settled
 from surefoot.errors import EvaluationError
-from surefoot.value import Valuer
+from surefoot.valuation.valuer import Valuer
 
 NODES, CLASSES = 5, 3
 ADJACENT = (torch.rand(NODES, NODES, generator=torch.Generator().manual_seed(0)) < 0.4) | torch.eye(NODES).bool()

@@ -8,14 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surefoot.operations.captured import capture
+from surefoot.program import capture, values_of
 
 X = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
 
 
 def assert_current(model: nn.Module, x: Tensor = X) -> None:
     """What capture returns now computes what the model computes now."""
-    (value,) = capture(model, x).run(dict(model.named_parameters()), [x])
+    program = capture(model, x)
+    (value,) = program.results(values_of(program, model, x))
     assert torch.allclose(value, model(x), atol=1e-6)
 
 

@@ -17,7 +17,7 @@ from cached import Custom, X, assert_current
 from torch import Tensor, nn
 from torch.nn import functional
 
-from surefoot.operations.captured import capture
+from surefoot.program import capture
 
 FACTOR = 2.0
 TABLE = {"shift": [1.0]}
@@ -116,10 +116,10 @@ def test_whatever_forward_reads_matters(change: Callable[[Custom], None]) -> Non
         choice=torch.sin,
         partial=functools.partial(functional.softplus, beta=1.0),
     )
-    graph = capture(model, X)
-    assert capture(model, X) is graph
+    program = capture(model, X)
+    assert capture(model, X) is program
     change(model)
-    assert capture(model, X) is not graph
+    assert capture(model, X) is not program
     assert_current(model)
 
 
@@ -185,8 +185,8 @@ def helper(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("where", ["a number", "a table", "a module", "a function"])
 def test_global_names_matter(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Custom(read_globals)
-    graph = capture(model, X)
-    assert capture(model, X) is graph
+    program = capture(model, X)
+    assert capture(model, X) is program
     if where == "a number":
         monkeypatch.setitem(globals(), "FACTOR", 7.0)
     elif where == "a table":

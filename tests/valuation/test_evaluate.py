@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import surefoot as sf
-from surefoot.errors import CaptureError, EvaluationError, ObjectiveError, UnsupportedOperation
-from surefoot.value import Evaluation, Valuer
+from surefoot.errors import CaptureError, ObjectiveError, UnsupportedOperation
+from surefoot.valuation.valuer import Evaluation, EvaluationError, Valuer
 
 
 def digits() -> tuple[Tensor, Tensor]:
@@ -124,7 +124,7 @@ def test_refusals_say_what_was_met() -> None:
     with pytest.raises(EvaluationError, match="objective is"):
         sf.evaluate(huge, x, sf.Square(torch.zeros(2, 2).double()))
     jump = nn.Sequential(nn.Linear(3, 2), nn.Softplus(threshold=0.5)).double()
-    with pytest.raises(UnsupportedOperation, match="soft-plus with threshold"):
+    with pytest.raises(EvaluationError, match=r"'aten\.softplus' in module '1' is too steep"):
         sf.evaluate(jump, x, sf.CrossEntropy(y))
     with pytest.raises(ObjectiveError, match="no targets"):
         sf.evaluate(nn.Linear(3, 2).double(), x, sf.CrossEntropy())
@@ -156,7 +156,8 @@ class Gated(nn.Linear):
     ("gate", "what"),
     [
         (lambda z: (10 * z).int()[None][0], "whole numbers"),
-        (lambda z: nn.functional.one_hot(z.argmax(dim=1), 2), "argmax"),
+        (lambda z: (z > 0).int()[None][0], "jumps"),
+        (lambda z: nn.functional.one_hot(z.argmax(dim=1), 2), "jumps"),
     ],
 )
 def test_whole_numbers_that_vary_and_are_moved_around_are_refused(
@@ -212,3 +213,18 @@ def test_squares_are_as_steep_as_their_largest_entry(square) -> None:
         for parameter in model.parameters():
             parameter.mul_(3)
     assert sf.evaluate(model, x, sf.Square(torch.cos(x))).error < 1e-11
+
+
+def test_a_first_pass_keeps_what_rules_ask_for_and_no_more() -> None:
+    """The results of layers in front of gentle functions are dropped, and known by their norms."""
+    torch.manual_seed(0)
+    gentle = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)).double()
+    steep = nn.Sequential(nn.Linear(3, 8), nn.ELU(1e9), nn.Linear(8, 2)).double()
+    x, objective = torch.randn(5, 3).double(), sf.CrossEntropy(torch.arange(5) % 2)
+    for model, dropped in ((gentle, 2), (steep, 0)):
+        valuer = Valuer.of(model, x, objective)
+        run = valuer.run(dict(model.named_parameters()))
+        gone = [node.name for node in valuer.tape.varying if node.name not in run.values]
+        assert len(gone) == dropped
+        assert all(run.sizes[name] > 0 for name in gone)
+        assert valuer.enclosed(run).error < 1e-5

@@ -16,9 +16,9 @@ from torch import nn
 import surefoot as sf
 from attack.exact_subject import Subject
 from judges.exact import exactly, run, settled, stored, value_of
-from surefoot.errors import EvaluationError, SurefootError
-from surefoot.value import Evaluation, Valuer
-from value.families import FAMILIES
+from surefoot.errors import SurefootError
+from surefoot.valuation.valuer import Evaluation, EvaluationError, Valuer
+from valuation.families import FAMILIES
 
 SUBJECTS = 16  # of each family, four cases each: 1,216 together
 FURTHER = 40  # of each family and part: 12,160 together
