@@ -47,9 +47,7 @@ STANDARD_TABLES = frozenset(key for key, item in vars(nn.Module()).items() if is
 """Names of all containers that every module has, those of its hooks among them."""
 
 
-def norms_together(
-    tensors: Sequence[Tensor], order: float = 2, dtype: torch.dtype | None = None
-) -> list[Tensor]:
+def norms_together(tensors: Sequence[Tensor], order: float = 2, dtype: torch.dtype | None = None) -> list[Tensor]:
     """The norms of many small tensors in one call, Euclidean ones by default; in public there is one for each."""
     return list(torch._foreach_norm(list(tensors), order, dtype)) if tensors else []
 
