@@ -76,11 +76,6 @@ def copied_together(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None
         torch._foreach_copy_(list(tensors), list(values))
 
 
-def moved_together(tensors: Sequence[Tensor], towards: Sequence[Tensor], part: float) -> None:
-    """Move many small tensors a part of the way towards others in one call, in place, likewise."""
-    torch._foreach_lerp_(list(tensors), list(towards), part)
-
-
 def hooked(step: _Step) -> _Step:
     """The step of an optimizer as torch wraps it, with its hooks and its name in profiles, where there are any.
 
