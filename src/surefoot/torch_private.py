@@ -47,9 +47,14 @@ STANDARD_TABLES = frozenset(key for key, item in vars(nn.Module()).items() if is
 """Names of all containers that every module has, those of its hooks among them."""
 
 
-def norms_together(tensors: Sequence[Tensor], order: float = 2) -> list[Tensor]:
+def norms_together(tensors: Sequence[Tensor], order: float = 2, dtype: torch.dtype | None = None) -> list[Tensor]:
     """The norms of many small tensors in one call, Euclidean ones by default; in public there is one for each."""
-    return list(torch._foreach_norm(list(tensors), order)) if tensors else []
+    return list(torch._foreach_norm(list(tensors), order, dtype)) if tensors else []
+
+
+def products_together(first: Sequence[Tensor], second: Sequence[Tensor]) -> list[Tensor]:
+    """The products of the entries of many small tensors in one call, likewise."""
+    return list(torch._foreach_mul(list(first), list(second))) if first else []
 
 
 def joined(tensors: Sequence[Tensor]) -> Tensor:
@@ -74,11 +79,6 @@ def copied_together(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None
     """Write values into many small tensors in one call, likewise."""
     if tensors:
         torch._foreach_copy_(list(tensors), list(values))
-
-
-def moved_together(tensors: Sequence[Tensor], towards: Sequence[Tensor], part: float) -> None:
-    """Move many small tensors a part of the way towards others in one call, in place, likewise."""
-    torch._foreach_lerp_(list(tensors), list(towards), part)
 
 
 def hooked(step: _Step) -> _Step:
@@ -249,6 +249,17 @@ def in_transform() -> bool:
 def python_dispatcher() -> AbstractContextManager[Any]:
     """Run composite operations by the formulas in Python, which know no fused kernels."""
     return enable_python_dispatcher()
+
+
+@contextmanager
+def without_onednn() -> Iterator[None]:
+    """No kernels of oneDNN, which has operations of its own for recurrent layers."""
+    enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(enabled)
 
 
 def writes_of(value: Tensor) -> int:

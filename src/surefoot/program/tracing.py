@@ -45,6 +45,7 @@ from surefoot.torch_private import (
     storage_of,
     tree_leaves,
     tree_map,
+    without_onednn,
 )
 
 Place = tuple[int, tuple[int, ...], tuple[int, ...]]  # offset, shape and strides of a tensor in its storage
@@ -173,6 +174,7 @@ def _as_if_alone(model: nn.Module, device: torch.device) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(with_gradients())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.enter_context(without_onednn())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         if torch.get_default_device().type == "meta":
