@@ -92,6 +92,7 @@ def gauss_newton(
     regularizer: Ridge | None = None,
     tolerance: float | None = None,
     group: Any = None,
+    bend: bool = False,
 ) -> Step:
     r"""The minimiser of the Gauss-Newton model.
 
@@ -111,6 +112,9 @@ def gauss_newton(
             (:mod:`surefoot.oracles.dynamic`).
         tolerance: of the gradient of the model at the result, relative to that at 0; by default 1e-6 in single and
             1e-12 in double precision. A step in single precision that misses it is computed again in double.
+        bend: for steps that are judged by what becomes of the objective: the residual is that of the solver and not
+            measured, and where the method has a factor at hand, the acceleration is computed
+            (:func:`accelerated`).
 
     Raises:
         OracleError: also if the loss is not convex.
@@ -129,12 +133,16 @@ def gauss_newton(
         problem.trace()
     _asked.add(chain.graph)
 
-    def solve(problem: Problem) -> Step:
+    def solve(problem: Problem, solver: Solver | None = None) -> Step:
         require_convex(problem.objective)
-        solver = gauss_newton_solver(problem, method, exact)
+        solver = gauss_newton_solver(problem, method, exact) if solver is None else solver
         step = solver.solve(kappa, exact, None)
         return step if solver.choice is None else replace(step, status=f"{step.status} ({solver.choice})")
 
+    if bend:
+        solver = gauss_newton_solver(problem, method, exact)
+        step = problem.led(lambda: solve(problem, solver))
+        return step if solver.correct is None else accelerated(problem, step, solver.correct)
     step = measured(problem, problem.led(lambda: solve(problem)), exact)
     if not step.solved and not problem.is_double and exact < LOOSE:
         wide = problem.in_double()
