@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from surefoot.norms.multipliers import Bounded, Linear, System
+from surefoot.bounds.multipliers import Bounded, Linear, System
 from surefoot.scalar import Rounded
 
 
