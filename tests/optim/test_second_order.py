@@ -239,7 +239,7 @@ def test_options_are_checked() -> None:
 def test_armijo() -> None:
     assert armijo(lambda t: -t, 0.0, -1.0) == (1.0, -1.0)
     assert armijo(lambda t: math.nan if t > 0.3 else -t, 0.0, -1.0) == (0.25, -0.25)
-    assert armijo(lambda t: t, 0.0, -1.0) is None
+    assert armijo(lambda t: t, 0.0, -1.0) == (0.0, 0.0)
     with pytest.raises(OracleError, match="direction of descent"):
         armijo(lambda t: -t, 0.0, 0.0)
 

@@ -17,7 +17,6 @@ from surefoot.certificate.pieces import InPieces
 from surefoot.certificate.proving import certify_proved
 from surefoot.certificate.summed import ProvedSum
 from surefoot.chain import Chain
-from surefoot.chain.autodiff import Autodiff
 from surefoot.domains import Ball
 from surefoot.errors import EvaluationError, SurefootError
 from surefoot.graph.checks import is_loader
@@ -119,9 +118,6 @@ class SecondOrder(GuaranteedOptimizer):
         self._region: float | None = None  # the radius of a trust region
         self._forcing = Forcing()
         self._chain: Chain | None = None  # that of the last step
-        self._ahead: Autodiff | None = None  # its passes at the weights that it left
-        self._read: list[Tensor] = []  # copies of what they read: PyTorch does not count what NumPy writes
-        self._again = False  # whether a step is on the data of the last one, so that these are kept
         self.processes = None if group is None else Processes(group)
 
     @property
@@ -131,7 +127,7 @@ class SecondOrder(GuaranteedOptimizer):
 
     def forget(self) -> None:
         """Drop what the next tolerance and the next length rest on."""
-        self._forcing, self._region, self._chain, self._ahead = Forcing(), None, None, None
+        self._forcing, self._region, self._chain = Forcing(), None, None
 
     def forced(self, exact: float) -> tuple[float, int | None]:
         """The tolerance and the most iterations of the next solve: by the forcing sequence where κ is adapted."""
@@ -205,11 +201,9 @@ class SecondOrder(GuaranteedOptimizer):
 
         try:
             chain = read() if self.processes is None else self.processes.together(read)
-            self._again, ahead, self._ahead = chain is self._chain, self._ahead, None
             self._chain = chain if self.processes is None and chain.batches is None else None
             objective = self.objective if chain.batches is not None else self.objective.bound_to(y)
-            same = self._again and all(map(torch.equal, chain.inputs, self._read))
-            return Problem(chain, objective, None, self.ridge, self.processes, ahead if same else None)
+            return Problem(chain, objective, None, self.ridge, self.processes)
         except (OracleError, EvaluationError) as error:
             raise OptimizerError(str(error)) from error
 
@@ -263,7 +257,7 @@ class SecondOrder(GuaranteedOptimizer):
             if predicted <= resolution:
                 return Proposal({}, 0.0, note="no step: descent cannot be told from round-off here")
             for move in (straight,) if step.bend is None else (_bent(straight, step.bend), straight):
-                after = problem.value_at(move, keep=self._again)
+                after = problem.value_at(move)
                 ratio = (problem.value - after) / predicted if math.isfinite(after) else -math.inf
                 if ratio >= _ACCEPTED:
                     break
@@ -271,14 +265,12 @@ class SecondOrder(GuaranteedOptimizer):
             plain = not adapted and self.line_search is None and math.isfinite(after)
             if ratio >= _ACCEPTED or plain:
                 self._relax(ratio, length)
-                self._ahead = problem.ahead
-                self._read = [] if self._ahead is None else [value.clone() for value in problem.chain.inputs]
                 rose = f"the loss rose by {after - problem.value:.3g}: take a larger damping" if ratio < 0 else ""
                 return Proposal(rounded(problem.parameters, move), 1 / step.kappa, note=rose)
             slope = sum(float((move[name].double() * g.double()).sum()) for name, g in problem.gradient.items())
             if self.line_search and slope < 0:
                 found = armijo(lambda t: problem.value_at(move, t), problem.value, slope, first=0.5)  # noqa: B023
-                if found is not None:
+                if found[0]:
                     self._tighten(growth, length)
                     shortened = rounded(problem.parameters, {name: found[0] * m for name, m in move.items()})
                     return Proposal(shortened, found[0] / step.kappa, note="shortened")
@@ -349,7 +341,7 @@ class SecondOrder(GuaranteedOptimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies: without the chain and its passes, which are those of this model."""
-        return {**super().__getstate__(), "_chain": None, "_ahead": None}
+        return {**super().__getstate__(), "_chain": None}
 
     @property
     def guarantee(self) -> str:

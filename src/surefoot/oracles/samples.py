@@ -114,10 +114,10 @@ def _count(number: int, like: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Outer:
-    """A linear layer that reads one vector x per sample: its rows are the products of these and the slopes.
+    """A linear layer that reads one vector per sample: its rows are the products of these and the slopes.
 
-    ``weight`` and ``bias`` are paths, ``x`` samples × inputs, ``slopes`` samples × columns × outputs; the weight may
-    be ``transposed``, outputs × inputs.
+    ``weight`` and ``bias`` are paths, ``x`` samples × inputs, ``slopes`` samples × columns × outputs. The weight is
+    outputs × inputs where it is ``transposed``.
     """
 
     weight: str
@@ -129,7 +129,7 @@ class Outer:
 
 @dataclass(frozen=True)
 class Rows:
-    r""":math:`R^\top J`, of ``shape`` samples and columns: some linear layers as factors, other ``paths`` dense."""
+    r""":math:`R^\top J`, of so many samples and columns: some linear layers as factors, other paths dense."""
 
     outers: tuple[Outer, ...]
     paths: tuple[str, ...]
