@@ -283,7 +283,7 @@ class Step:
             for those that measure a residual in double precision.
         iterations: of the inner solver; where it is direct, how often its result was refined.
         residual: norm of the gradient of the model at v relative to that at 0; for models in single precision
-            measured in double, at v as it is returned. ``None`` where the calls that are allowed were spent before.
+            measured in double, at v as it is returned. ``None`` where no call was left for it.
         length: t, where a line search made tv of the minimiser v; then the direction is tv.
         doubled: how often kappa was doubled until the model was bounded below.
         unbounded_at: the computation at which the last infeasible kappa failed, counted from 1.

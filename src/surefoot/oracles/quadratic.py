@@ -19,12 +19,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from surefoot.chain import Chain, Computation
-from surefoot.graph import Role
+from surefoot.graph import Graph, Role
 from surefoot.graph.checks import differentiable_attention, plainly, with_gradients
 from surefoot.graph.nodes import in_double, run_widened
 from surefoot.objectives import Objective, Ridge
@@ -35,6 +36,8 @@ from surefoot.oracles.samples import NONE, gradients, labels
 Name = Literal["gradient", "gauss_newton", "newton"]
 NAMES = ("gradient", "gauss_newton", "newton")
 LARGEST = 1 << 26  # numbers of a matrix
+Apart = dict[Any, bool]
+_apart: WeakKeyDictionary[Graph, Apart] = WeakKeyDictionary()  # whether samples stay apart, by computation
 
 
 class _Vector:
@@ -282,6 +285,7 @@ class _Piece:
         self.out = after.read(run, like)
         self.after = {name: _detached(run[name]) for name in computation.after}
         self._problem, self._number = problem, number
+        self._apart = _apart.setdefault(graph, {})
         self._state, self._paths = tuple(name for name, _ in after.pieces), paths
 
     def layer(self, P: Tensor, p: Tensor, costate: Tensor, model: Name) -> Layer:
@@ -299,23 +303,29 @@ class _Piece:
             if size:
                 crossed, Q = gradients(gu, [x, u], torch.eye(size, dtype=x.dtype, device=x.device))
                 R, Q = crossed.reshape(size, m).T, 0.5 * (Q + Q.T)
-            bend = _blocks(gx, x)
+            bend = _blocks(gx, x, self._apart, (self._number, "bend"))
             bend = 0.5 * (bend + bend.mT)
         if model != "gradient":
             Q = Q + torch.diag(ridge)
         B = jacobian(self.out.reshape(1, -1), u)[0]
         return Layer(
-            self._number, _blocks(self.out, x), bend, B, block_diagonal(P), p, Q, ridge * u.detach(), R, costate,
+            self._number, _blocks(self.out, x, self._apart, (self._number, "slope")), bend, B, block_diagonal(P), p, Q,
+            ridge * u.detach(), R, costate,
             self._state, self._paths,
         )  # fmt: skip
 
 
-def _blocks(output: Tensor, x: Tensor) -> Tensor:
+def _blocks(output: Tensor, x: Tensor, apart: Apart, key: Any) -> Tensor:
     """The diagonal blocks of a derivative, one for each sample where these are apart, else one in all."""
     if len(output) == len(x) > 1 and x.numel() and output.requires_grad:
-        (sample,) = labels(output, [x])
-        own = torch.arange(len(x), device=x.device)[:, None]
-        if bool(((sample == own) | (sample == NONE)).all()):
+        if key not in apart:
+            (sample,) = labels(output, [x])
+            own = (sample == torch.arange(len(x), device=x.device)[:, None]) | (sample == NONE)
+            if bool((sample != NONE).all()):  # else it may differ at other points
+                apart[key] = bool(own.all())
+            elif bool(own.all()):
+                return jacobian(output, x)
+        if apart.get(key):
             return jacobian(output, x)
     return jacobian(output.reshape(1, -1), x)
 
@@ -352,7 +362,7 @@ def _loss(problem: Problem, values: Mapping[str, Any], model: Name, samples: int
     slope = first.detach().flatten()
     if model == "gradient":
         return slope, slope.new_zeros(len(rows), rows.shape[1], rows.shape[1])
-    curvature = _blocks(first, rows)
+    curvature = _blocks(first, rows, {}, "")
     if model == "gauss_newton" and not states_factor(problem.objective):
         extreme = torch.linalg.eigvalsh((curvature + curvature.mT) / 2)
         refuse_negative(problem, float(extreme.min()), float(extreme.abs().max()))

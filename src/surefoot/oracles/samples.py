@@ -116,8 +116,8 @@ def _count(number: int, like: Tensor) -> Tensor:
 class Outer:
     """A linear layer that reads one vector per sample: its rows are the products of these and the slopes.
 
-    ``weight`` and ``bias`` are paths, ``x`` samples × inputs, ``slopes`` samples × columns × outputs. The weight is
-    outputs × inputs where it is ``transposed``.
+    ``weight`` and ``bias`` are paths, ``x`` samples × inputs, ``slopes`` samples × columns × outputs. Where
+    ``transposed``, the weight is outputs × inputs.
     """
 
     weight: str

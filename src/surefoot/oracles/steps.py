@@ -113,7 +113,7 @@ def gauss_newton(
             (:mod:`surefoot.oracles.dynamic`).
         tolerance: of the gradient of the model at the result, relative to that at 0; by default 1e-6 in single and
             1e-12 in double precision. A step in single precision that misses it is computed again in double.
-        bend: for steps that are judged by what becomes of the objective: the residual is that of the solver and not
+        bend: for steps that are judged by what becomes of the objective: the residual is that of the solver, not
             measured, and where the method has a factor at hand, the acceleration is computed
             (:func:`accelerated`).
 
