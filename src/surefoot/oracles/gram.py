@@ -69,6 +69,8 @@ class Gram:
         self._goal = tolerance * model.scale
         v, slope, rounds = torch.zeros_like(model.gradient), model.gradient, 0
         z, rest = torch.zeros_like(self._start), self._start
+        if self.side == "dual" and bool(self._fixed.any()):
+            rest = rest - self._push(self._fixed / model.metric)
         while norm(slope) > self._goal and rounds <= _ROUNDS:
             if self.side == "dual":
                 z = z + self._dual(rest)

@@ -309,8 +309,8 @@ class _Piece:
             Q = Q + torch.diag(ridge)
         B = jacobian(self.out.reshape(1, -1), u)[0]
         return Layer(
-            self._number, _blocks(self.out, x, self._apart, (self._number, "slope")), bend, B, block_diagonal(P), p, Q,
-            ridge * u.detach(), R, costate,
+            self._number, _blocks(self.out, x, self._apart, (self._number, "slope")), bend, B,
+            block_diagonal(P), p, Q, ridge * u.detach(), R, costate,
             self._state, self._paths,
         )  # fmt: skip
 
