@@ -272,3 +272,10 @@ def test_the_guide_to_reading_is_true(called: list[str]) -> None:
 
 def test_the_house_does_not_grow() -> None:
     assert sum(len(file.read_text().splitlines()) for file in FILES) <= MOST_LINES
+
+
+def test_files_of_tests_have_names_of_their_own() -> None:
+    """Pytest cannot collect two of one name where folders are no packages."""
+    files = list((ROOT.parents[1] / "tests").rglob("test_*.py"))
+    names = [file.name for file in files if not (file.parent / "__init__.py").exists()]
+    assert sorted(set(names)) == sorted(names)

@@ -15,7 +15,7 @@ from surefoot.calculus.analysis import Analysis
 from surefoot.calculus.forward import Shared, forward
 from surefoot.domains import DomainError
 from surefoot.enclosure import norm
-from surefoot.graph.checks import as_inputs, selected
+from surefoot.program.checks import as_inputs, selected
 
 
 class Scaled(nn.Module):
@@ -234,7 +234,7 @@ def test_a_step_is_proved_for_the_function_whose_gradient_it_follows(change) -> 
     change(model)
     before = optimizer.value(x.double(), objective.targets)
     optimizer.step(x.double(), objective.targets)
-    promised = optimizer.history[-1].promised_decrease
+    promised = optimizer.history[-1].proved_decrease
     assert 0 < promised <= before - optimizer.value(x.double(), objective.targets) + 1e-12
 
 

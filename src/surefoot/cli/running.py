@@ -17,8 +17,8 @@ from surefoot.cli.frame import Outcome, UsageError, writing
 from surefoot.cli.subject import evaluated, objective_of, subject_of
 from surefoot.data import Dataset
 from surefoot.errors import SurefootError
-from surefoot.graph.checks import selected
 from surefoot.loading import optional
+from surefoot.program.checks import selected
 from surefoot.report import run_document, write_report
 from surefoot.report.page import written_whole
 from surefoot.theorems.record import METHODS

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from surefoot.chain.batched import Batched
-from surefoot.graph.checks import differentiable_attention
 from surefoot.linear_solve import Flat, conjugate_gradients, inner, lowest_ritz, norm
 from surefoot.oracles.problem import (
     OracleError,
@@ -20,6 +19,7 @@ from surefoot.oracles.problem import (
     refused,
     solved_status,
 )
+from surefoot.program.checks import differentiable_attention
 
 _MOST_DOUBLINGS = 200
 _MOST_ITERATIONS = 2000

@@ -26,12 +26,12 @@ from torch import Tensor
 
 from surefoot.chain import Chain, Computation
 from surefoot.graph import Graph, Role
-from surefoot.graph.checks import differentiable_attention, plainly, with_gradients
 from surefoot.graph.nodes import in_double, run_widened
 from surefoot.objectives import Objective, Ridge
 from surefoot.oracles.losses import refuse_negative, states_factor
 from surefoot.oracles.problem import OracleError, Problem
 from surefoot.oracles.samples import NONE, gradients, labels
+from surefoot.program.checks import differentiable_attention, plainly, with_gradients
 
 Name = Literal["gradient", "gauss_newton", "newton"]
 NAMES = ("gradient", "gauss_newton", "newton")

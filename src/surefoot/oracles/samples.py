@@ -29,10 +29,10 @@ from torch import Tensor
 from torch.func import vjp, vmap
 
 from surefoot.graph import Graph, Node
-from surefoot.graph.checks import differentiable_attention
 from surefoot.graph.nodes import Ref, in_double, run_widened
 from surefoot.operations.losses import Factor
 from surefoot.oracles.problem import Problem
+from surefoot.program.checks import differentiable_attention
 
 NONE, SEVERAL = -1, -2  # labels of entries on which no output depends, or those of several samples
 MOST = 1 << 27  # numbers of rows that are stored

@@ -7,16 +7,16 @@ is found by a line search.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from surefoot.chain import Chain
-from surefoot.graph.checks import with_gradients
 from surefoot.objectives import Objective, Ridge
 from surefoot.oracles.problem import OracleError, Problem, Step
+from surefoot.program.checks import with_gradients
 
 
 @with_gradients()
@@ -69,9 +69,13 @@ def line_search(
     problem = Problem(chain, objective, params, regularizer)
     if step.direction.keys() != problem.parameters.keys():
         raise OracleError("the step is not one of this chain: it moves other parameters")
-    v, t = step.direction, first
+    v, value = step.direction, problem.value
     slope = float(sum((problem.gradient[path] * part).double().sum() for path, part in v.items()))
-    t = armijo(lambda t: problem.value_at(v, t), problem.value, slope, first, fraction, shrink, trials)[0]
+    if not slope < 0:
+        raise OracleError(f"a line search needs a direction of descent, this one has the slope {slope:.3g}")
+    # a differentiable F has such a length, because c < 1; round-off may hide it. What is not a number is not lower
+    lengths = (first * shrink**k for k in range(trials))
+    t = next((t for t in lengths if problem.value_at(v, t) <= value + fraction * t * slope), 0.0)
     status = step.status if t == 1 else f"{step.status}; shortened to {t:g} of it by a line search"
     if not t:
         status = f"{step.status}; none of {trials} lengths along it was found to descend enough"
@@ -84,25 +88,3 @@ def line_search(
         solved=step.solved and t > 0,
         calls=step.calls + problem.autodiff.calls,
     )
-
-
-def armijo(
-    value_at: Callable[[float], float],
-    value: float,
-    slope: float,
-    first: float = 1.0,
-    fraction: float = 1e-4,
-    shrink: float = 0.5,
-    trials: int = 40,
-) -> tuple[float, float]:
-    """The first t with F(u + tv) ≤ F(u) + c·t·⟨∇F, v⟩, and F(u + tv); 0 and F(u) if no trial is low enough.
-
-    A differentiable F has such a length if the slope is negative, because c < 1; round-off may hide it.
-    """
-    if not slope < 0:
-        raise OracleError(f"a line search needs a direction of descent, this one has the slope {slope:.3g}")
-    for t in (first * shrink**k for k in range(trials)):
-        after = value_at(t)
-        if math.isfinite(after) and after <= value + fraction * t * slope:
-            return t, after
-    return 0.0, value

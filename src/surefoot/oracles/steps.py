@@ -27,7 +27,6 @@ from torch import Tensor
 from surefoot.chain import Chain
 from surefoot.chain.autodiff import Autodiff
 from surefoot.graph import Graph
-from surefoot.graph.checks import plainly
 from surefoot.linear_solve import inner, norm
 from surefoot.objectives import Objective, Ridge
 from surefoot.oracles.choice import Choice, choose_gauss_newton, choose_newton
@@ -38,6 +37,7 @@ from surefoot.oracles.losses import columns_of, require_convex
 from surefoot.oracles.newton import solve_conjugate
 from surefoot.oracles.problem import OracleError, Problem, Step, check_kappa, check_tolerance, curved_along
 from surefoot.processes import Processes
+from surefoot.program.checks import plainly
 
 Method = Literal["auto", "primal", "primal_gram", "dual", "dual_gram", "dynamic"]
 METHODS = ("auto", "primal", "primal_gram", "dual", "dual_gram", "dynamic")
@@ -113,9 +113,8 @@ def gauss_newton(
             (:mod:`surefoot.oracles.dynamic`).
         tolerance: of the gradient of the model at the result, relative to that at 0; by default 1e-6 in single and
             1e-12 in double precision. A step in single precision that misses it is computed again in double.
-        bend: for steps that are judged by what becomes of the objective: the residual is that of the solver, not
-            measured, and where the method has a factor at hand, the acceleration is computed
-            (:func:`accelerated`).
+        bend: whether the step is for somebody who looks at the objective where it leads: it comes with half its
+            acceleration (:func:`accelerated`) where a factor is at hand, and its residual is the solver's.
 
     Raises:
         OracleError: also if the loss is not convex.
@@ -134,21 +133,20 @@ def gauss_newton(
         problem.trace()
     _asked.add(chain.graph)
 
-    def solve(problem: Problem) -> tuple[Step, Correct | None]:
+    def solve(problem: Problem) -> Step:
         solver = gauss_newton_solver(problem, method, exact)
         step = solver.solve(kappa, exact, None)
-        text = step.status if solver.choice is None else f"{step.status} ({solver.choice})"
-        return replace(step, status=text), solver.correct
+        if bend and solver.correct is not None:
+            step = accelerated(problem, step, solver.correct)
+        return step if solver.choice is None else replace(step, status=f"{step.status} ({solver.choice})")
 
-    if bend and problem.in_pieces:
-        return problem.led(lambda: solve(problem)[0])
+    step = problem.led(lambda: solve(problem))
     if bend:
-        step, correct = solve(problem)
-        return step if correct is None else accelerated(problem, step, correct)
-    step = measured(problem, problem.led(lambda: solve(problem)[0]), exact)
+        return step
+    step = measured(problem, step, exact)
     if not step.solved and not problem.is_double and exact < LOOSE:
         wide = problem.in_double()
-        fine = wide.led(lambda: solve(wide)[0])
+        fine = wide.led(lambda: solve(wide))
         narrow = {path: fine.direction[path].to(u) for path, u in problem.parameters.items()}
         fine = measured(problem, replace(fine, direction=narrow, calls=step.calls + fine.calls), exact)
         if fine.residual is not None and step.residual is not None and fine.residual < step.residual:

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from surefoot.batches import Batches, digest_of, refuse_other_models, refuse_statistics
 from surefoot.calculus.leaves import ordinary_device
-from surefoot.graph.checks import is_loader, plainly, unwrapped
 from surefoot.guarantees import GuaranteeError
 from surefoot.objectives import Objective, Ridge, Square
 from surefoot.processes import Processes
+from surefoot.program.checks import is_loader, plainly, unwrapped
 from surefoot.theorems.curvature import DENSE, Regularised
 from surefoot.theorems.network import Network
 from surefoot.theorems.record import METHODS, Convergence
