@@ -70,11 +70,12 @@ class Gram:
         v, slope, rounds = torch.zeros_like(model.gradient), model.gradient, 0
         z, rest = torch.zeros_like(self._start), self._start
         if self.side == "dual" and bool(self._fixed.any()):
-            rest = rest - self._push(self._fixed / model.metric)
+            v = -self._fixed / model.metric
+            rest = rest + self._push(v)
         while norm(slope) > self._goal and rounds <= _ROUNDS:
             if self.side == "dual":
-                z = z + self._dual(rest)
-                trial = -(self._fixed + self._pull(z)) / model.metric
+                change = self._dual(rest)
+                z, trial = z + change, v - self._pull(change) / model.metric
                 rest = self._start + self._push(trial) - z
                 left = self._pull(rest)
             else:

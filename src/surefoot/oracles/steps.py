@@ -31,7 +31,7 @@ from surefoot.linear_solve import inner, norm
 from surefoot.objectives import Objective, Ridge
 from surefoot.oracles.choice import Choice, choose_gauss_newton, choose_newton
 from surefoot.oracles.dynamic import solve_dynamic
-from surefoot.oracles.gauss_newton import LOOSE, Dual, Primal
+from surefoot.oracles.gauss_newton import Dual, Primal
 from surefoot.oracles.gram import Gram
 from surefoot.oracles.losses import columns_of, require_convex
 from surefoot.oracles.newton import solve_conjugate
@@ -144,7 +144,7 @@ def gauss_newton(
     if bend:
         return step
     step = measured(problem, step, exact)
-    if not step.solved and not problem.is_double and exact < LOOSE:
+    if not step.solved and not problem.is_double:
         wide = problem.in_double()
         fine = wide.led(lambda: solve(wide))
         narrow = {path: fine.direction[path].to(u) for path, u in problem.parameters.items()}
