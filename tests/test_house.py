@@ -25,7 +25,7 @@ ROWS = (
     "batches bounds graph",
     "operations",
     "calculus chain complexity",
-    "attained blockwise certificate guarantees lower valuation",
+    "attained blockwise certificate guarantees lower valuation value",
     "implicit objectives optim oracles theorems",
     "certifying clustering data paper smoothing zoo",
     "integrations",
@@ -192,6 +192,7 @@ NAMED = {
     "paper": "has the constants that the paper prints for some layers",
     "smoothing.py": "has replacements that people ask for by name",
     "zoo/parts.py": "has activations that people ask for by name",
+    "value": "names primitives, and functions of one number",
     "valuation/kernels.py": "refuses a kernel of torch that is wrong",
 }
 

@@ -155,6 +155,14 @@ def test_a_run_lowers_the_objective_from_any_rate(kind: Any, normalised: bool) -
     assert again <= value
 
 
+def test_short_runs_do_no_harm() -> None:
+    model = network()
+    training = sf.ProvedEpochs(torch.optim.SGD, sf.CrossEntropy(), loader(), model=model)
+    values = [training.run(epochs=0.5) for _ in range(3)]
+    assert values[0] >= values[1] >= values[2]
+    assert 0 < training.optimizer.param_groups[0]["lr"] < math.inf
+
+
 def test_a_run_by_the_clock() -> None:
     model = network()
     training = sf.ProvedEpochs(torch.optim.Adam, sf.CrossEntropy(), loader(), model=model)

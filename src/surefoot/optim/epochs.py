@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from surefoot.objectives import Objective
@@ -141,7 +141,7 @@ class ProvedEpochs:
         every, pending, failures, cost = 1 if self.held_out else _EVERY, 0, 0, 0.0
         best, rest = self.keep.snapshot(), left()
         while failures < _PATIENCE and (rest > 1.5 * cost or not cost):
-            level = self._epoch(self.loader, self.rate * min(1.0, max(2 * rest, 0.0)))
+            level = self._epoch(self.loader, self.rate * min(1.0, max(2 * rest, _FLOOR)))
             pending, self._spent = pending + 1, self._spent + 1
             if level < self._lowest:
                 self.rate, self._lowest, best = self.rate * _UP, level, self.keep.snapshot()
@@ -174,7 +174,8 @@ class ProvedEpochs:
     def _epoch(self, batches: Iterable[Any], rate: float) -> float:
         """The mean of the losses of batches while they are trained on; infinite as soon as it is damage."""
         for settings, ratio in zip(self.optimizer.param_groups, self._ratios, strict=True):
-            settings["lr"] *= rate * ratio / float(settings["lr"])
+            lr = settings["lr"]
+            settings["lr"] = lr.fill_(rate * ratio) if isinstance(lr, Tensor) else rate * ratio
         # losses that may be negative have no limit
         total, count, limit = 0.0, 0, _FAR * self._lowest * self._count if self._lowest > 0 else math.inf
         for x, y in batches:

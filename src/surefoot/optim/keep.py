@@ -186,12 +186,13 @@ class KeepIfLower:
         with evaluating(self.model):
             buffers = list(self.model.buffers())
             same = len(buffers) == len(self._buffers) and all(map(torch.equal, buffers, self._buffers))
-            if self._guard is not None and not (same and self._guard.holds()):
-                self._stream = self._stream.anew()  # of the same data: others are refused
+            if self._guard is None or not (same and self._guard.holds()):
+                self._stream = self._stream if self._guard is None else self._stream.anew()  # of the same data
+                self._guard = Guard(self.model)
             self._buffers = [buffer.clone() for buffer in buffers]
             single = level == 0 and self.processes is None
             streamed = self._stream.evaluate(derivatives=level == 2, single=single, summed=False)
-            self._functions, self._guard = self._stream.functions, Guard(self.model)
+            self._functions = self._stream.functions
         return streamed.evaluation
 
     @property
