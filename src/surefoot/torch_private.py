@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
+import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
@@ -332,6 +334,24 @@ def seeks_shortcut(frame: FrameType) -> bool:
 def constants_allowed() -> AbstractContextManager[None]:
     """Let ``torch.export`` take tensors that are neither parameters nor buffers; only its configuration can."""
     return torch._export.config.patch(error_on_lifted_constant_tensors=False)
+
+
+@contextmanager
+def without_room() -> Iterator[None]:
+    """Where no file can be written at all, let torch name a folder for caches; tracing puts nothing there."""
+    key = "TORCHINDUCTOR_CACHE_DIR"
+    chosen = os.environ.get(key)
+    try:
+        full = not tempfile.gettempdir()
+    except FileNotFoundError:  # each disk is full or read-only
+        full, tempfile.tempdir, os.environ[key] = True, os.sep, os.sep
+    try:
+        yield
+    finally:
+        if full:
+            tempfile.tempdir = None
+            os.environ.pop(key)
+            os.environ.update({} if chosen is None else {key: chosen})
 
 
 @contextmanager

@@ -39,6 +39,7 @@ from surefoot.torch_private import (
     global_forward_hooks,
     is_view,
     schema_of,
+    without_room,
 )
 
 _MACHINERY = tuple(str(Path(package.__file__ or "").parent) for package in (torch, surefoot))
@@ -104,7 +105,7 @@ def trace(
     custom: list[str] = []
     selected = _Selected(model, survey, calls, changes, custom)
     try:
-        with quiet(), uncollected(), _as_if_alone(model):
+        with quiet(), uncollected(), without_room(), _as_if_alone(model):
             named = {key: _usable(value) for key, value in kwargs.items()}
             usable = tuple(map(_usable, args))
             try:

@@ -144,7 +144,10 @@ def curvature_at_weights(model: nn.Module, x: Any, objective: nn.Module, product
     slope = at_weights.along(one)
     if not 0 < float(torch.linalg.vector_norm(slope)) < math.inf:
         return None
-    low, high, _ = lowest_ritz(lambda v: at_weights.along(one, v), _unit(slope), space=Flat(), most=products)
+    try:
+        low, high, _ = lowest_ritz(lambda v: at_weights.along(one, v), _unit(slope), space=Flat(), most=products)
+    except torch.linalg.LinAlgError:  # products overflow
+        return None
     largest = max(-low, high)
     return LowerBound(largest) if 0 < largest < math.inf else None
 
