@@ -184,7 +184,6 @@ class Softmax(Rule):
         fibres = None
         if self.last:
             flat, bent = turn.square().sum(-1).sqrt(), (bend * far)[..., 0]
-            assert point.fibres is not None
             fibres = steep[..., 0] * x.f + torch.minimum(flat, bent * point.fibres)
         return Change(reach, self.jacobian(x.d, upper) + turn, whole, fibres)
 
@@ -381,7 +380,6 @@ class Normalize(Rule):
         whole = _most(gain) * x.D + min(_norm(turn), _most(bend * far) * point.norm)
         fibres = None
         if self.last:
-            assert point.fibres is not None
             bent = torch.minimum(torch.linalg.vector_norm(turn, dim=-1), (bend * far)[..., 0] * point.fibres)
             fibres = gain[..., 0] * x.f + bent
         return Change(reach, entries, whole, fibres)

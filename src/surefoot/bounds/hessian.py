@@ -8,12 +8,13 @@ summed up over the shells from the centre to r.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 
 from torch import Tensor
 
 from surefoot.bounds.centre import Centre
+from surefoot.bounds.jacobians import Jacobians
 from surefoot.bounds.movement import MARGIN, Ball
 from surefoot.bounds.speed import Speed
 from surefoot.norms.verified import symmetric_norm
@@ -26,9 +27,11 @@ class Hessian:
     Args:
         program: with the value and the gradient in all weights as outputs; see
             :func:`surefoot.program.differentiate`.
-        values: the weights and the data, by name.
+        values: of all inputs, by name.
+        variables: the names of the inputs that the outputs are derivatives in, by default all parameters.
 
     Attributes:
+        matrix: the second derivative at the weights as computed, in the order of the variables.
         norm: a bound of the norm at the weights.
         offset: of how far the exact one may be from the one that was computed.
         radius: the largest one that was looked at.
@@ -39,11 +42,14 @@ class Hessian:
         Unbounded: if there is no second derivative at the weights.
     """
 
-    def __init__(self, program: Program, values: Mapping[str, Tensor]) -> None:
-        self.centre = Centre(program, values)
+    def __init__(
+        self, program: Program, values: Mapping[str, Tensor], variables: Sequence[str] | None = None
+    ) -> None:
+        self.centre = Centre(program, values, program.parameters if variables is None else variables)
+        self.matrix = Jacobians(self.centre).hessian
         self._ball = Ball(self.centre, 0.0)
         self.offset = self._changed(self._ball)
-        self.norm = (symmetric_norm(self.centre.hessian.clone()) + self.offset) * MARGIN
+        self.norm = (symmetric_norm(self.matrix.clone()) + self.offset) * MARGIN
         self.radius = self._integral = self.moved = 0.0
 
     def _changed(self, ball: Ball) -> float:

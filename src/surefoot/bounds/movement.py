@@ -34,7 +34,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from surefoot.bounds.centre import Centre, Point, absolute, additive, fibre
+from surefoot.bounds.centre import Centre, Point, additive, fibre
 from surefoot.bounds.scalars import bounds, enclose
 from surefoot.program import Node, Scalar
 
@@ -123,7 +123,6 @@ class Ball:
         D = min(_whole(whole) + float(torch.linalg.vector_norm(slack)), float(torch.linalg.vector_norm(f)))
         f = f.clamp(max=D)
         d = torch.minimum(d, _lifted(f, d))
-        assert point.fibres is not None
         inner = still(point) if self.inner is None else self.inner.of(node.index)
         way = self.radius if self.inner is None else self.radius - self.inner.radius
         e = inner.e + way * (point.rows + d) * MARGIN
@@ -155,18 +154,14 @@ class Ball:
         return self.motions[k] or still(self.centre.points[k])
 
     def _linear(self, node: Node, point: Point) -> tuple[Tensor | None, Tensor, float, Tensor | None]:
-        points, terms = [self.centre.points[k] for k in node.inputs], additive(node)
-        name = node.primitive.name
-        fixed = [p.value for p in points]
-        if name == "weigh":
-            fixed[1] = fixed[1].abs() + points[1].error
-        motions = {k: self.of(node.inputs[k]) for k in terms}
-        d = absolute(node, [motions[k].d if k in motions else t for k, t in enumerate(fixed)])
-        reach = absolute(node, [motions[k].e if k in motions else t for k, t in enumerate(fixed)]) + point.local
+        points, terms, name = [self.centre.points[k] for k in node.inputs], additive(node), node.primitive.name
+        motions = {k: self._motion(node.inputs[k]) for k in range(len(points))}
+        d = self.centre.positive(node, [m.d for m in motions.values()])
+        reach = self.centre.positive(node, [m.e for m in motions.values()]) + point.local
         whole = sum(gain * motions[k].D for k, gain in zip(terms, point.gains, strict=True))
         first, fibres = motions[0], None
         if name == "add":
-            fibres = sum((m.f for m in motions.values()), torch.zeros_like(first.f))
+            fibres = sum((motions[k].f for k in terms), torch.zeros_like(first.f))
         elif name == "scale":
             fibres = abs(node.options["factor"]) * first.f
         elif name == "reshape" and node.shape[-1:] == points[0].value.shape[-1:]:
@@ -197,7 +192,6 @@ class Ball:
         whole += min(float(torch.linalg.vector_norm(bent)), top * at.norm)
         fibres = None
         if node.shape:
-            assert at.fibres is not None
             fibres = steep.amax(-1) * x.f + torch.minimum(fibre(bent), turn.amax(-1) * at.fibres)
         return reach + point.local, d, whole, fibres
 
@@ -212,7 +206,6 @@ class Ball:
             at, x, y = self.centre.points[mine], self._motion(mine), self._motion(other)
             if not at.moves:
                 continue
-            assert at.fibres is not None
             top = self.centre.points[other].value.abs() + y.e
             far, own = run(at.rows, y.e, first), run(x.d, top, first)
             if name == "matmul" and first:  # a row of the result: one of x times y
@@ -235,8 +228,6 @@ class Ball:
     ) -> Tensor:
         """What one factor adds to how far fibres of a product move."""
         point = self.centre.points[other]
-        assert at.fibres is not None
-        assert point.fibres is not None
         if node.primitive.name == "matmul" and first:
             steep = point.spectral[..., None] + y.s
             return torch.minimum(x.f * steep, fibre(own)) + torch.minimum(at.fibres * y.s, fibre(far))

@@ -73,9 +73,7 @@ class Speed:
         return self.ball.centre.points[k].rows + self.ball.of(k).d
 
     def _fibres(self, k: int) -> Tensor:
-        fibres = self.ball.centre.points[k].fibres
-        assert fibres is not None
-        return fibres + self.ball.of(k).f
+        return self.ball.centre.points[k].fibres + self.ball.of(k).f
 
     def _scalar(self, node: Node) -> float:
         (k,), costate, function = node.inputs, self.program.costates[node.index], node.options["function"]

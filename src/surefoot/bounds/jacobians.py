@@ -1,0 +1,217 @@
+r"""Exact derivatives at the centre, by pushing unit vectors of the weights through the program.
+
+The Jacobian X of a tensor has a row of as many numbers as there are weights for each entry. On the program of a
+gradient the last ones are the second derivative. Kept are norms: of each row, of each *fibre* (the entries along
+the last dimension), of the whole. So a part of the unit vectors is pushed at a time, and of a Jacobian its part is
+dropped as soon as all that read it are done: squares of rows and Gram matrices add up over the parts.
+
+The norm of the whole is that of the Gram matrix of the smaller side if that is affordable; if only a part of the
+unit vectors is at hand and there are many entries, the root of the sum of the squares of the norms of the parts.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from surefoot.bounds.centre import SAME_NORM, UNIT, Centre, Unbounded, additive, fibre
+from surefoot.norms import frobenius_norm, norm_of_gram, spectral_norm
+from surefoot.norms.hermitian import eigenvalue_bounds, gamma, product_error
+from surefoot.program import Node
+
+_ONCE = 3e7  # numbers that are held at a time
+_SIDE = 1500  # entries up to which Gram matrices are added up
+_COSTLY = 4e9  # multiplications for the norm of a part
+
+
+class Jacobians:
+    """The pass; it writes norms into the points of a centre.
+
+    Attributes:
+        hessian: the derivative of the gradient as computed, rows and columns in the order of the variables.
+
+    Raises:
+        Unbounded: if a derivative does not exist or is not finite.
+    """
+
+    def __init__(self, centre: Centre) -> None:
+        self.centre, self.program = centre, centre.program
+        nodes = self.program.nodes
+        self.starts, self.size = dict[int, int](), 0
+        for name in centre.variables:
+            k = self.program.inputs[name]
+            self.starts[k], self.size = self.size, self.size + nodes[k].shape.numel()
+        self.order = [nodes[k] for k in sorted(centre.needed) if centre.moves[k]]
+        self.wanted = self._norms_wanted()
+        self.squares: dict[int, Tensor] = {}
+        self.grams: dict[int, Tensor] = {}
+        self.totals: dict[int, float] = {}
+        self.fibre_grams: dict[int, Tensor] = {}
+        width = max(1, min(self.size, int(_ONCE / max(1, self._live()))))
+        parts = -(-self.size // width)
+        width = -(-self.size // parts)
+        self.hessian = torch.cat([self._push(start, width) for start in range(0, self.size, width)])
+        if not bool(torch.isfinite(self.hessian).all()):
+            raise Unbounded("the second derivative at the weights is not finite")
+        for node in self.order:
+            self._finish(node)
+
+    def _live(self) -> int:
+        """The largest number of entries of tensors that are held at once."""
+        last = {k: node.index for node in self.order for k in node.inputs}
+        live = most = 0
+        for node in self.order:
+            live += node.shape.numel()
+            most = max(most, live)
+            live -= sum(
+                self.program.nodes[k].shape.numel()
+                for k in set(node.inputs)
+                if self.centre.moves[k] and last[k] == node.index
+            )
+        return most
+
+    def _norms_wanted(self) -> set[int]:
+        """Of which tensors norms of the whole and of fibres are read: what is multiplied, bent or normalised, and
+        the costates of that; of a tensor whose entries change places only, those of the original.
+        """
+        nodes, moves = self.program.nodes, self.centre.moves
+        wanted = {self.program.costates[k] for k in self.centre.curved}
+        for node in self.order:
+            if node.primitive.kind in ("product", "scalar", "fused"):
+                wanted |= {*node.inputs}
+        for node in reversed(self.order):
+            if node.index in wanted and node.primitive.name in SAME_NORM:
+                wanted.add(node.inputs[0])
+        return {k for k in wanted if moves[k] and nodes[k].primitive.kind != "input"}
+
+    def _push(self, start: int, width: int) -> Tensor:
+        """A part of the unit vectors; returns these rows of the second derivative."""
+        stop = min(self.size, start + width)
+        tangents: dict[int, Tensor] = {}
+        outputs = self.program.outputs[1:]
+        last = {k: node.index for node in self.order for k in node.inputs}
+        for node in self.order:
+            tangent = self._unit(node, start, stop) if node.index in self.starts else self._pushed(node, tangents)
+            tangents[node.index] = tangent
+            self._gather(node, tangent)
+            for k in set(node.inputs):
+                if last[k] == node.index and k not in outputs:
+                    tangents.pop(k, None)
+        parts = []
+        for k in outputs:
+            zeros = self.centre.points[k].value.new_zeros(stop - start, self.program.nodes[k].shape.numel())
+            parts.append(tangents[k].flatten(1) if k in tangents else zeros)
+        return torch.cat(parts, 1)
+
+    def _unit(self, node: Node, start: int, stop: int) -> Tensor:
+        first, size = self.starts[node.index], node.shape.numel()
+        unit = self.centre.points[node.index].value.new_zeros(stop - start, size)
+        begin, end = max(start, first), min(stop, first + size)
+        if begin < end:
+            at = torch.arange(begin, end)
+            unit[at - start, at - first] = 1.0
+        return unit.reshape(stop - start, *node.shape)
+
+    def _pushed(self, node: Node, tangents: dict[int, Tensor]) -> Tensor:
+        kind, points = node.primitive.kind, [self.centre.points[k] for k in node.inputs]
+        given = [tangents.get(k) for k in node.inputs]
+        if kind == "scalar":
+            (tangent,), slope = given, self.centre.points[node.index].slope
+            assert tangent is not None
+            assert slope is not None
+            return slope * tangent
+        if kind == "fused":
+            return self.centre.rules[node.index].push(given)
+        if kind == "product":
+            (a, b), total = (p.value for p in points), None
+            if given[0] is not None:
+                total = vmap(lambda t: node.primitive.run([t, b], **node.options))(given[0])
+            if given[1] is not None:
+                right = vmap(lambda t: node.primitive.run([a, t], **node.options))(given[1])
+                total = right if total is None else total + right
+            assert total is not None
+            return total
+        terms = additive(node)
+        moving = [k for k in terms if given[k] is not None]
+        fixed = [torch.zeros_like(p.value) if k in terms else p.value for k, p in enumerate(points)]
+
+        def run(*parts: Tensor) -> Tensor:
+            numbers = dict(zip(moving, parts, strict=True))
+            return node.primitive.run([numbers.get(k, t) for k, t in enumerate(fixed)], **node.options)
+
+        return vmap(run)(*(t for k in moving if (t := given[k]) is not None))
+
+    def _gather(self, node: Node, tangent: Tensor) -> None:
+        """Add the norms of a part to those of the others."""
+        k, flat = node.index, tangent.flatten(1)
+        squares = torch.linalg.vector_norm(flat, dim=0).square()
+        self.squares[k] = self.squares.get(k, 0.0) + squares
+        if k not in self.wanted or node.primitive.name in SAME_NORM or not flat.numel():
+            return
+        if flat.shape[1] <= _SIDE:
+            self.grams[k] = self.grams.get(k, 0.0) + flat.mT @ flat
+        elif min(flat.shape) ** 2 * max(flat.shape) <= _COSTLY:
+            self.totals[k] = self.totals.get(k, 0.0) + spectral_norm(flat) ** 2 * (1 + 2.0**-50)
+        else:
+            self.totals[k] = self.totals.get(k, 0.0) + frobenius_norm(flat) ** 2 * (1 + 2.0**-50)
+        if tangent.dim() > 2 and tangent.shape[-1] ** 2 * tangent.numel() <= _COSTLY:
+            fibres = tangent.flatten(1, -2).permute(1, 0, 2)
+            self.fibre_grams[k] = self.fibre_grams.get(k, 0.0) + fibres.mT @ fibres
+
+    def _finish(self, node: Node) -> None:
+        """Norms from sums of squares, and the round-off of the Jacobian."""
+        k, point = node.index, self.centre.points[node.index]
+        point.rows = self.squares.pop(k).sqrt().reshape(node.shape) * (1 + (self.size + 8) * UNIT)
+        if not bool(torch.isfinite(point.rows).all()):
+            raise Unbounded(f"the derivative of '{node.path or 'the objective'}' is not finite at the weights")
+        point.slack = self._slack(node)
+        point.fibres, point.norm = fibre(point.rows), frobenius_norm(point.rows)
+        if k in self.starts:  # part of a unit matrix
+            point.norm, point.fibres = 1.0, torch.ones_like(point.fibres)
+        if k not in self.wanted or not point.rows.numel():
+            return
+        source = self.centre.points[node.inputs[0]] if node.primitive.name in SAME_NORM else None
+        if source is not None:
+            point.norm = source.norm
+            if node.primitive.name == "reshape" and node.shape[-1:] == source.value.shape[-1:]:
+                point.fibres = source.fibres.reshape(point.fibres.shape)
+        elif k in self.grams:
+            point.norm = min(point.norm, norm_of_gram(self.grams.pop(k), self.size) or math.inf)
+        else:
+            point.norm = min(point.norm, math.sqrt(self.totals.pop(k)) * (1 + 2.0**-40))
+        if k in self.fibre_grams:
+            grams = self.fibre_grams.pop(k)
+            trace = grams.diagonal(dim1=-2, dim2=-1).sum(-1)
+            error = product_error(self.size) + gamma(grams.shape[-1])
+            top = (eigenvalue_bounds(grams) + 2 * error * trace).sqrt() * (1 + 2.0**-40)
+            inside = (trace > 1e-100) & (trace < 1e100)
+            top = torch.where(inside, top, math.inf).reshape(point.fibres.shape)
+            point.fibres = torch.minimum(point.fibres, top)
+        point.fibres = point.fibres.clamp(max=point.norm)
+
+    def _slack(self, node: Node) -> Tensor:
+        """How far rows are from what exact arithmetic makes of those of the arguments."""
+        point, inputs = self.centre.points[node.index], [self.centre.points[k] for k in node.inputs]
+        kind, units = node.primitive.kind, point.units + UNIT
+        if kind == "input":
+            return torch.zeros_like(point.rows)
+        if kind == "fused":
+            return self.centre.rules[node.index].slack()
+        if kind == "product":
+            (a, b), run = inputs, node.primitive.run
+            left, right = [a.rows, b.value.abs()], [a.value.abs(), b.rows]
+            return units * (run(left, **node.options) + run(right, **node.options))
+        if kind == "scalar":
+            assert point.off is not None
+            assert point.slope is not None
+            rows = inputs[0].rows
+            if bool((torch.isinf(point.off) & (rows > 0)).any()):
+                raise Unbounded(f"'{node.path or 'the objective'}' has a kink or a pole at the weights")
+            return torch.where(rows > 0, (point.off + 4 * UNIT * point.slope.abs()) * rows, 0.0)
+        if not point.units:
+            return torch.zeros_like(point.rows)
+        slack = units * self.centre.positive(node, [p.rows for p in inputs])
+        return slack + inputs[0].rows * inputs[1].error if node.primitive.name == "weigh" else slack
