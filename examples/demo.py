@@ -24,10 +24,10 @@ def main() -> None:
     title("A small convolutional network on 64 handwritten digits, parameters within 0.02 of the present ones")
     model, x, y = network_and_digits()
     objective, domain = sf.CrossEntropy(y), sf.Ball(0.02)
-    certificate = sf.certify(model, x, objective=objective, domain=domain)
+    certificate = sf.certify(model, x, objective, domain=domain)
     print(certificate)
     print()
-    print(certificate.bracket(sf.estimate(model, x, objective=objective, domain=domain)))
+    print(certificate.bracket(sf.estimate(model, x, objective, domain=domain)))
 
     title("Training without a learning rate: a rectifier network with max-pooling on 1,347 digits")
     train()

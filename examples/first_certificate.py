@@ -39,7 +39,7 @@ print(certificate.bracket(sf.estimate(model, x, domain=domain)))
 
 y = torch.arange(32) % 3
 objective = sf.CrossEntropy(y)
-certificate = sf.certify(model, x, objective=objective, domain=domain)
+certificate = sf.certify(model, x, objective, domain=domain)
 before = objective(model(x))
 gradient = torch.autograd.grad(before, list(model.parameters()))
 length = torch.cat([g.flatten() for g in gradient]).norm()

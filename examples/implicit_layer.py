@@ -80,7 +80,7 @@ def main() -> Figure:
     print(f"Proved distance to the exact minimisers: at most {float(solution.error_bound.max()):.1e}.\n")
 
     objective = sf.CrossEntropy(y)
-    print(sf.certify(model, x, objective=objective, domain=sf.Ball(0.01)))
+    print(sf.certify(model, x, objective, domain=sf.Ball(0.01)))
     print(f"largest eigenvalue of the Hessian at the centre, by powers: {largest_eigenvalue(model, x, y):.3g}\n")
 
     optimizer = sf.optim.CertifiedDescent(model, sf.CrossEntropy())

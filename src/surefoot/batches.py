@@ -230,10 +230,10 @@ def digest(*tensors: Tensor) -> int:
     as well. Zeros at the end of a sample, as of padding, do not count.
     """
     samples = len(tensors[0]) if tensors[0].dim() else 1
-    found: Any = _EACH
+    total: Any = _EACH
     for place, tensor in enumerate(tensors):
-        found = found + _hashes(tensor, samples if tensor.dim() and len(tensor) == samples else 1, place)
-    return int((found * found).sum())
+        total = total + _hashes(tensor, samples if tensor.dim() and len(tensor) == samples else 1, place)
+    return int((total * total).sum())
 
 
 def _hashes(tensor: Tensor, samples: int, place: int) -> Tensor:

@@ -116,12 +116,12 @@ def block_curvature(matrix: Magnitude, gradient: np.ndarray, smoothness: Magnitu
     if len(curved):
         inner = log_matrix[np.ix_(curved, curved)]
         best[curved] = _weights(inner, log_gradient[curved])
-    found = (matrix * Magnitude(best[None, :])).sum(axis=1) * Magnitude(-best)
+    curvature = (matrix * Magnitude(best[None, :])).sum(axis=1) * Magnitude(-best)
     if smoothness is not None and not smoothness.is_zero:
         same = Magnitude(np.full(len(log_matrix), smoothness.log2))
-        if _promise(log_gradient, np.asarray(same.log2)) >= _promise(log_gradient, np.asarray(found.log2)):
+        if _promise(log_gradient, np.asarray(same.log2)) >= _promise(log_gradient, np.asarray(curvature.log2)):
             return same
-    return found
+    return curvature
 
 
 def _weights(log_matrix: np.ndarray, log_gradient: np.ndarray) -> np.ndarray:

@@ -27,8 +27,8 @@ from surefoot.valuation.valuer import Evaluation, EvaluationError, Valuer
 def certify(
     model: nn.Module,
     x: Any,
-    *,
     objective: nn.Module | None = None,
+    *,
     y: Any = None,
     domain: Domain | Box | Segment | None = None,
     wrt: Literal["params", "input"] = "params",
@@ -77,7 +77,7 @@ def certify(
         ObjectiveError: if the objective does not fit the outputs.
 
     >>> model, x = nn.Sequential(nn.Linear(2, 3), nn.Tanh()), torch.eye(2)
-    >>> sf.certify(model, x, objective=sf.CrossEntropy(torch.tensor([0, 1]))).step_size > 0
+    >>> sf.certify(model, x, sf.CrossEntropy(torch.tensor([0, 1]))).step_size > 0
     True
     """
     model = unwrapped(model)
@@ -102,8 +102,8 @@ def certify(
         return (read() if processes is None else processes.together(read)).certify(domain)
     if constants != "paper":
         options: dict[str, Any] = {"wrt": wrt, "input_norm": input_norm, "regularizer": regularizer}
-        found = certify_proved(model, x, objective=objective, domain=domain, effort=effort, **options)
-        return _with_curvature(found, model, x, objective)
+        certificate = certify_proved(model, x, objective=objective, domain=domain, effort=effort, **options)
+        return _with_curvature(certificate, model, x, objective)
     domain = ProductBall(1.0) if domain is None else domain
     if wrt not in ("params", "input"):
         raise DomainError(f"wrt is 'params' or 'input', got {wrt!r}")
@@ -135,11 +135,11 @@ def _with_curvature(
 
 @plainly
 def evaluate(
-    model: nn.Module, x: Any, objective: nn.Module, y: Any = None, group: Any = None, *, enough: float = 0.0
+    model: nn.Module, x: Any, objective: nn.Module, y: Any = None, group: Any = None, *, atol: float = 0.0
 ) -> Evaluation:
     r"""The value of an objective in exact arithmetic, at the weights as they are stored: value ± error.
 
-    All operations are run in double precision, whatever the type of the model (but see ``enough``), and the
+    All operations are run in double precision, whatever the type of the model (but see ``atol``), and the
     round-off of every one of them is bounded and carried to the result by reverse mode
     (:mod:`surefoot.valuation.propagation`), so that depth does not multiply it. The function is the real one that
     the model stands for: single-precision weights are exact numbers, activations are exact functions.
@@ -154,7 +154,7 @@ def evaluate(
         group: a process group of ``torch.distributed`` whose processes have a part of the data each, none at all
             allowed, and the same weights: all of them call this, and all get the value for all samples together.
             A few hundred bytes cross per process.
-        enough: an error that is small enough. A model of single precision, or less, is then evaluated in single
+        atol: an error that is small enough. A model of single precision, or less, is then evaluated in single
             precision first, in about half the time, and in double if the error is larger. With a group always in
             double.
 
@@ -167,32 +167,32 @@ def evaluate(
 
     >>> _ = torch.manual_seed(0)
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-    >>> found = sf.evaluate(model, torch.randn(16, 4), sf.CrossEntropy(torch.arange(16) % 3))
-    >>> found.error < 1e-13
+    >>> value = sf.evaluate(model, torch.randn(16, 4), sf.CrossEntropy(torch.arange(16) % 3))
+    >>> value.error < 1e-13
     True
     """
     valuer: StreamedValuer | Valuer
     processes = None if group is None else Processes(group)
     model = unwrapped(model)
     weights = dict(model.named_parameters())
-    single = enough > 0
+    single = atol > 0
     if processes is not None:
         parts: StreamedValuer = processes.together(lambda: _of_part(model, x, objective, y, processes))
-        valuer, found = parts, parts.evaluate(weights, derivatives=True, summed=False).evaluation
+        valuer, evaluation = parts, parts.evaluate(weights, derivatives=True, summed=False).evaluation
     elif is_loader(x):
         valuer = StreamedValuer(model, x, as_objective(objective, y))
-        found = valuer.evaluate(weights, derivatives=True, single=single, summed=False).evaluation
-        if single and found.error > enough:
-            found = valuer.evaluate(weights, derivatives=True, summed=False).evaluation
+        evaluation = valuer.evaluate(weights, derivatives=True, single=single, summed=False).evaluation
+        if single and evaluation.error > atol:
+            evaluation = valuer.evaluate(weights, derivatives=True, summed=False).evaluation
     else:
         valuer = Valuer.of(model, x, as_objective(objective, y), single=single)
-        found = valuer.evaluate(weights, enough)
-    if not math.isfinite(found.error):
+        evaluation = valuer.evaluate(weights, atol)
+    if not math.isfinite(evaluation.error):
         where = valuer.obstacle or "an operation"
         raise EvaluationError(
-            f"no error of the value {found.value:g} can be proved: {where} is too steep at these weights, or jumps"
+            f"no error of the value {evaluation.value:g} can be proved: {where} is too steep here, or jumps"
         )
-    return found
+    return evaluation
 
 
 def _of_part(model: nn.Module, x: Any, objective: nn.Module, y: Any, processes: Processes) -> StreamedValuer:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from surefoot.errors import SurefootError
 from surefoot.loading import optional
 
 __all__ = ["NAMES", "DataError", "Dataset", "digits", "load", "mnist_5k", "read_tensors"]
+NAMES = ("digits", "mnist-5k")
 TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 
 
@@ -51,15 +52,12 @@ class Dataset:
         """The number of classes, or of numbers per target; ``None`` without targets."""
         if self.y is None:
             return None
-        if self.y.is_floating_point():
-            return int(self.y[0].numel())
-        return int(self.y.max()) + 1
+        return int(self.y[0].numel() if self.y.is_floating_point() else self.y.max() + 1)
 
     def to(self, dtype: torch.dtype) -> Dataset:
         """The data with real numbers of this type."""
-        tensors = {"x": self.x} if self.y is None else {"x": self.x, "y": self.y}
-        real = {key: value.to(dtype) for key, value in tensors.items() if value.is_floating_point()}
-        return replace(self, **real)  # type: ignore[arg-type]
+        y = self.y if self.y is None or not self.y.is_floating_point() else self.y.to(dtype)
+        return replace(self, x=self.x.to(dtype) if self.x.is_floating_point() else self.x, y=y)
 
     def flat(self) -> Dataset:
         """The data with every sample as one vector."""
@@ -79,53 +77,6 @@ class Dataset:
         order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
         cut = round(fraction * len(self))
         return self.take(order[:cut]), self.take(order[cut:])
-
-
-def load(name: str) -> Dataset:
-    """A data set by name, or from a file with the tensors ``x`` and, if there are targets, ``y``.
-
-    Raises:
-        DataError: if there is no such data set or file, or it does not hold what it should.
-
-    >>> sf.data.load("digits").classes
-    10
-    """
-    if name in _NAMED:
-        return _NAMED[name]()
-    path = Path(name)
-    if not path.suffix:
-        raise DataError(
-            f"there is no data set {name!r}: use {', '.join(_NAMED)}, or a .pt, .npz, .safetensors, .csv or .npy "
-            "file"
-        )
-    held = read_tensors(path)
-    if "x" not in held:
-        names = ", ".join(map(repr, list(held)[:5])) or "nothing"
-        raise DataError(f"'{path}' holds {names}, but no 'x': name the samples x and the targets y")
-    x, y = held["x"], held.get("y")
-    if x.dim() == 0 or (y is not None and (y.dim() == 0 or len(y) != len(x))):
-        shape = None if y is None else tuple(y.shape)
-        raise DataError(f"'{path}': x has shape {tuple(x.shape)} and y {shape}; both have one row per sample")
-    for part, value in (("x", x), ("y", y)):
-        if value is not None:
-            _require_plain(path, part, value)
-    return Dataset(path.name, x, y)
-
-
-def _require_plain(path: Path, name: str, value: Tensor) -> None:
-    """Refuse tensors that are empty, sparse, complex or not finite."""
-    if value.layout != torch.strided or value.is_quantized:
-        raise DataError(f"'{path}': {name} is not stored densely: save {name}.to_dense(), or numbers")
-    if value.is_complex():
-        raise DataError(f"'{path}': {name} is complex: save its real and imaginary parts as real numbers")
-    if value.numel() == 0:
-        raise DataError(f"'{path}': {name} has shape {tuple(value.shape)} and holds no number")
-    wrong = (~torch.isfinite(value)).reshape(len(value), -1).any(dim=1).nonzero()
-    if len(wrong):
-        raise DataError(
-            f"'{path}': {name} has NaN or infinite entries in {len(wrong)} of {len(value)} rows, first in row "
-            f"{int(wrong[0])}: clean the data, or leave those rows out"
-        )
 
 
 def digits() -> Dataset:
@@ -148,8 +99,58 @@ def mnist_5k() -> Dataset:
     return _images("mnist-5k", datasets.mnist_data(), side=28, white=255)
 
 
-_NAMED: Mapping[str, Callable[[], Dataset]] = {"digits": digits, "mnist-5k": mnist_5k}
-NAMES = tuple(_NAMED)
+def _images(name: str, loaded: tuple[Any, Any], side: int, white: int) -> Dataset:
+    pixels, classes = loaded
+    x = torch.as_tensor(pixels, dtype=torch.get_default_dtype()) / white
+    return Dataset(name, x.reshape(-1, 1, side, side), torch.as_tensor(classes).long())
+
+
+def load(name: str) -> Dataset:
+    """A data set by name, or from a file with the tensors ``x`` and, if there are targets, ``y``.
+
+    Raises:
+        DataError: if there is no such data set or file, or it does not hold what it should.
+
+    >>> sf.data.load("digits").classes
+    10
+    """
+    if name in NAMES:
+        return digits() if name == "digits" else mnist_5k()
+    path = Path(name)
+    if not path.suffix:
+        raise DataError(
+            f"there is no data set {name!r}: use {', '.join(NAMES)}, or a file with tensors, such as .npz or .pt"
+        )
+    tensors = read_tensors(path)
+    if "x" not in tensors:
+        names = ", ".join(map(repr, list(tensors)[:5])) or "nothing"
+        raise DataError(f"'{path}' holds {names}, but no 'x': name the samples x and the targets y")
+    x, y = tensors["x"], tensors.get("y")
+    if x.dim() == 0 or (y is not None and (y.dim() == 0 or len(y) != len(x))):
+        shape = None if y is None else tuple(y.shape)
+        raise DataError(f"'{path}': x has shape {tuple(x.shape)} and y {shape}; both have one row per sample")
+    for part, value in (("x", x), ("y", y)):
+        problem = None if value is None else _problem(value)
+        if problem is not None:
+            raise DataError(f"'{path}': {part} {problem}")
+    return Dataset(path.name, x, y)
+
+
+def _problem(value: Tensor) -> str | None:
+    """What is wrong with samples or targets, and what to do about it."""
+    if value.layout != torch.strided or value.is_quantized:
+        return "is not stored densely: save its to_dense(), or numbers"
+    if value.is_complex():
+        return "is complex: save its real and imaginary parts as real numbers"
+    if value.numel() == 0:
+        return f"has shape {tuple(value.shape)} and holds no number"
+    wrong = (~torch.isfinite(value)).reshape(len(value), -1).any(dim=1).nonzero()
+    if not len(wrong):
+        return None
+    return (
+        f"has NaN or infinite entries in {len(wrong)} of {len(value)} rows, first in row {int(wrong[0])}: clean "
+        "the data, or leave those rows out"
+    )
 
 
 def read_tensors(path: str | Path) -> dict[str, Tensor]:
@@ -172,41 +173,32 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
     torch.Size([2, 3])
     """
     path = Path(path)
-    if not path.is_file():
-        raise DataError(f"there is no file '{path}'")
-    if path.stat().st_size == 0:
-        raise DataError(f"the file '{path}' is empty")
-    if path.suffix in TORCH_SUFFIXES:
-        return _named(path, _unpickled(path))
-    if path.suffix not in (".safetensors", ".npz", ".npy", ".csv"):
+    if not path.is_file() or not path.stat().st_size:
+        raise DataError(f"the file '{path}' is empty" if path.is_file() else f"there is no file '{path}'")
+    if path.suffix not in (*TORCH_SUFFIXES, ".safetensors", ".npz", ".npy", ".csv"):
         raise DataError(
             f"'{path}' ends in {path.suffix or 'nothing'!r}: tensors are read from .safetensors, .npz, .npy, "
             f".csv and {', '.join(TORCH_SUFFIXES)}"
         )
     try:
-        if path.suffix in (".npy", ".csv"):
-            return _table(path, np.load(path, allow_pickle=False) if path.suffix == ".npy" else _numbers(path))
-        if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as held:
-                return {name: torch.from_numpy(held[name]) for name in held.files}
-        reader = optional("safetensors.torch", "safetensors", f"'{path}'", DataError)
-        return dict(reader.load_file(str(path)))
+        match path.suffix:
+            case ".npy":
+                return _table(path, np.load(path, allow_pickle=False))
+            case ".csv":
+                lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+                names = re.search(r"[a-df-z]", lines[0], re.IGNORECASE) if lines else None  # 1e-3 is a number
+                return _table(path, np.loadtxt(lines[1:] if names else lines, delimiter=",", ndmin=2))
+            case ".npz":
+                with np.load(path, allow_pickle=False) as arrays:
+                    return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+            case ".safetensors":
+                reader = optional("safetensors.torch", "safetensors", f"'{path}'", DataError)
+                return dict(reader.load_file(str(path)))
+        return _named(path, _unpickled(path))
     except SurefootError:
         raise
     except Exception as error:
         raise DataError(f"'{path}' cannot be read: {error}") from error
-
-
-def _numbers(path: Path) -> np.ndarray:
-    """The numbers of a comma-separated table; a first line of names is skipped."""
-    lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-    if not lines:
-        raise DataError(f"'{path}' has no rows")
-    try:
-        np.array(lines[0].split(","), dtype=np.float64)
-    except ValueError:
-        lines = lines[1:]
-    return np.loadtxt(lines, delimiter=",", ndmin=2)
 
 
 def _table(path: Path, table: np.ndarray) -> dict[str, Tensor]:
@@ -232,9 +224,7 @@ def _unpickled(path: Path) -> Any:
         asked = re.search(r"GLOBAL ([\w.]+)", str(error))
         why = f"asks for '{asked[1]}'" if asked else "is not made of tensors and plain containers alone"
         why = f"it is a pickle that {why}, and reading such a pickle can run any code"
-        with path.open("rb") as file:
-            start = file.read(1)
-        if asked is None and start != b"\x80" and not is_zipfile(path):
+        if asked is None and path.read_bytes()[:1] != b"\x80" and not is_zipfile(path):
             why = "it is damaged, or no file of torch.save"
         raise DataError(
             f"'{path}' was not loaded: {why}. "
@@ -242,21 +232,17 @@ def _unpickled(path: Path) -> Any:
         ) from error
 
 
-def _named(path: Path, held: Any) -> dict[str, Tensor]:
-    if isinstance(held, Mapping):
+def _named(path: Path, content: Any) -> dict[str, Tensor]:
+    if isinstance(content, Mapping):
         for key in ("state_dict", "model"):
-            if isinstance(held.get(key), Mapping):
-                held = held[key]
-        tensors = {str(name): value.detach() for name, value in held.items() if isinstance(value, Tensor)}
+            content = content[key] if isinstance(content.get(key), Mapping) else content
+        tensors = {str(name): value.detach() for name, value in content.items() if isinstance(value, Tensor)}
         if tensors:
             return tensors
-    if isinstance(held, tuple | list) and 1 <= len(held) <= 2 and all(isinstance(v, Tensor) for v in held):
-        return dict(zip("xy", held, strict=False))
-    raise DataError(f"'{path}' holds a {type(held).__name__} without tensors by name: save a dict of tensors")
-
-
-def _images(name: str, loaded: tuple[Any, Any], side: int, white: int) -> Dataset:
-    """Rows of pixels as images with one channel and entries between 0 and 1."""
-    pixels, classes = loaded
-    x = torch.as_tensor(pixels, dtype=torch.get_default_dtype()) / white
-    return Dataset(name, x.reshape(-1, 1, side, side), torch.as_tensor(classes).long())
+    if (
+        isinstance(content, tuple | list)
+        and 1 <= len(content) <= 2
+        and all(isinstance(v, Tensor) for v in content)
+    ):
+        return dict(zip("xy", content, strict=False))
+    raise DataError(f"'{path}' holds a {type(content).__name__} without tensors by name: save a dict of tensors")

@@ -78,14 +78,14 @@ class Processes:
         """What it gives here, which is not sent. If it raises on one process, all raise."""
         return self._exchanged(compute, lambda mine: None)[0]
 
-    def _exchanged(self, compute: Callable[[], Any], told: Callable[[Any], Any]) -> tuple[Any, list[Any]]:
+    def _exchanged(self, compute: Callable[[], Any], message_of: Callable[[Any], Any]) -> tuple[Any, list[Any]]:
         mine: Any = None
         failure: Exception | None = None
         try:
             mine = compute()
         except Exception as error:
             failure = error
-        message = ("", told(mine)) if failure is None else (str(failure) or type(failure).__name__, None)
+        message = ("", message_of(mine)) if failure is None else (str(failure) or type(failure).__name__, None)
         packed, everyone = self._packed(message), list[Any]([None] * self.size)
         with _answering():
             self._torch.all_gather_object(everyone, packed, group=self._group)

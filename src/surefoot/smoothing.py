@@ -24,7 +24,6 @@ continuous derivative for every α), the shrinking functions, ``Threshold``, ``L
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -32,11 +31,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from surefoot.errors import SurefootError, describe
-from surefoot.graph import Node, Ref, Role
+from surefoot.graph import Node, Role
 from surefoot.operations.captured import capture
-from surefoot.operations.record import record_of
-from surefoot.scalar import ScalarFunction, supremum
-from surefoot.scalar.enclosure import doubles_at, kinks
 from surefoot.torch_private import children_of
 
 
@@ -45,43 +41,29 @@ class NotSmooth(SurefootError, ValueError):
 
 
 class LeakySoftplus(nn.Module):
-    r"""The smooth counterpart of ``LeakyReLU``: :math:`\alpha x + (1-\alpha)\log(1+e^x)`.
+    r"""The smooth counterpart of ``LeakyReLU`` and ``PReLU``: :math:`\alpha x + (1-\alpha)\log(1+e^x)`.
 
     Its derivative :math:`\alpha + (1-\alpha)\sigma(x)` lies between :math:`\alpha` and 1.
+
+    Args:
+        weight: the slope :math:`\alpha`, or a parameter with one or one per channel, the second dimension.
     """
 
-    def __init__(self, negative_slope: float) -> None:
-        super().__init__()
-        self.negative_slope = float(negative_slope)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The function on every entry."""
-        return self.negative_slope * x + (1.0 - self.negative_slope) * F.softplus(x)
-
-    def extra_repr(self) -> str:
-        """The slope."""
-        return f"negative_slope={self.negative_slope:g}"
-
-
-class ParametricSoftplus(nn.Module):
-    """The smooth counterpart of ``PReLU``: :class:`LeakySoftplus` with learned slopes, one or one per channel.
-
-    It holds the same parameter, so a tied one stays tied.
-    """
-
-    def __init__(self, weight: nn.Parameter) -> None:
+    def __init__(self, weight: float | nn.Parameter) -> None:
         super().__init__()
         self.weight = weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """The function on every entry; channels are the second dimension."""
-        shape = () if self.weight.numel() == 1 else (-1, *[1] * (x.dim() - 2))
+        """The function on every entry."""
+        slope: float | Tensor = self.weight
         smooth = F.softplus(x)
-        return smooth + self.weight.reshape(shape) * (x - smooth)
+        if isinstance(slope, Tensor):
+            slope = slope.reshape(() if slope.numel() == 1 else (-1, *[1] * (x.dim() - 2)))
+        return smooth + slope * (x - smooth)
 
     def extra_repr(self) -> str:
-        """The number of slopes."""
-        return f"num_parameters={self.weight.numel()}"
+        """The slope, or how many are learned."""
+        return f"{self.weight.numel()} slopes" if isinstance(self.weight, Tensor) else f"slope={self.weight:g}"
 
 
 class SoftClamp(nn.Module):
@@ -113,7 +95,7 @@ def smooth(model: nn.Module, x: Any = None) -> nn.Module:
     Args:
         model: any module; on the ``meta`` device nothing is allocated.
         x: an example input. With it, the result is captured, and operations with kinks that modules call as
-            functions (``F.relu``, ``torch.max``), which cannot be replaced, are found.
+            functions (``F.relu``, ``torch.max``), which cannot be replaced, are reported.
 
     Raises:
         NotSmooth: naming the modules that have a kink and no counterpart, or that call such a function.
@@ -157,14 +139,11 @@ def _refuse(what: str, places: list[str]) -> None:
 
 
 def _has_kink(node: Node) -> bool:
-    """Whether an operation has a kink: a jump of the slope for a function of one number, a name for others."""
-    name, scalar, x = node.op.removeprefix("aten."), record_of(node).scalar, ScalarFunction.variable()
-    arguments = {key: x if isinstance(value, Ref) else value for key, value in node.arguments.items()}
-    function = scalar(arguments) if scalar is not None and len(node.inputs) == 1 else None
-    if function is None:
-        return name in _KINKED or "max_pool" in name
-    points = [doubles_at(point) for point in kinks(function)]
-    return any(math.isinf(supremum(function, 2, point[0], point[-1])) for point in points)
+    """Whether an operation has a kink. That of ELU and CELU depends on their slope at zero."""
+    name, options = node.op.removeprefix("aten."), node.arguments
+    if name == "elu":  # scale · α(e^{x · input_scale} − 1) below zero, scale · x above
+        return bool(abs(options["alpha"] * options["input_scale"] - 1) > 1e-9)
+    return name in _KINKED or "max_pool" in name
 
 
 def _counterpart(module: nn.Module) -> nn.Module | None:
@@ -174,6 +153,8 @@ def _counterpart(module: nn.Module) -> nn.Module | None:
     """
     for kind, make in _COUNTERPARTS.items():
         if isinstance(module, kind) and type(module).forward is kind.forward:
+            if isinstance(make, str):
+                raise NotSmooth(f"{type(module).__name__} {make}")
             return make(module)
     return None
 
@@ -197,15 +178,6 @@ def _exponential(module: Any) -> None:
         raise NotSmooth(f"ELU with α = {module.alpha:g} has a kink at zero: use CELU, or α = 1")
 
 
-def _without(why: str) -> Callable[[Any], nn.Module]:
-    """The counterpart of a module that has none: a refusal."""
-
-    def make(module: Any) -> nn.Module:
-        raise NotSmooth(f"{type(module).__name__} {why}")
-
-    return make
-
-
 def _kinds(name: str, dims: str = "123") -> list[type[nn.Module]]:
     """The modules of torch with this name, one for each number of dimensions."""
     return [getattr(nn, f"{name}{dim}d") for dim in dims]
@@ -215,28 +187,28 @@ _MAX_POOLS: dict[type[nn.Module], Any] = {
     **dict(zip(_kinds("MaxPool"), _kinds("AvgPool"), strict=True)),
     **dict(zip(_kinds("AdaptiveMaxPool"), _kinds("AdaptiveAvgPool"), strict=True)),
 }
-_COUNTERPARTS: dict[type[nn.Module], Callable[[Any], nn.Module | None]] = {
+_COUNTERPARTS: dict[type[nn.Module], str | Callable[[Any], nn.Module | None]] = {  # or why there is none
     nn.ReLU: lambda module: nn.Softplus(),
     nn.LeakyReLU: lambda module: LeakySoftplus(module.negative_slope),
-    nn.PReLU: lambda module: ParametricSoftplus(module.weight),
+    nn.PReLU: lambda module: LeakySoftplus(module.weight),
     nn.Hardtanh: lambda module: SoftClamp(module.min_val, module.max_val),
     nn.Hardswish: lambda module: nn.SiLU(),
     nn.Hardsigmoid: lambda module: nn.Sigmoid(),
     nn.ELU: _exponential,
-    nn.SELU: _without("has a kink at zero: use CELU"),
-    nn.RReLU: _without("draws random slopes: use LeakyReLU"),
-    nn.Hardshrink: _without("jumps: use Tanhshrink"),
-    nn.Softshrink: _without("has kinks: use Tanhshrink"),
-    nn.Threshold: _without("jumps: use Softplus"),
+    nn.SELU: "has a kink at zero: use CELU",
+    nn.RReLU: "draws random slopes: use LeakyReLU",
+    nn.Hardshrink: "jumps: use Tanhshrink",
+    nn.Softshrink: "has kinks: use Tanhshrink",
+    nn.Threshold: "jumps: use Softplus",
     **dict.fromkeys(_MAX_POOLS, _average),
-    **dict.fromkeys(_kinds("LPPool"), _without("has no derivative at zero: use AvgPool")),
-    **dict.fromkeys(_kinds("FractionalMaxPool", "23"), _without("draws random patches: use AvgPool")),
-    **dict.fromkeys(_kinds("MaxUnpool"), _without("needs the indices of maxima: use Upsample")),
+    **dict.fromkeys(_kinds("LPPool"), "has no derivative at zero: use AvgPool"),
+    **dict.fromkeys(_kinds("FractionalMaxPool", "23"), "draws random patches: use AvgPool"),
+    **dict.fromkeys(_kinds("MaxUnpool"), "needs the indices of maxima: use Upsample"),
 }
-# operations with kinks that are not functions of one number
-_KINKED = {
-    "prelu", "_prelu_kernel", "sgn", "floor", "ceil", "round", "trunc", "frac", "heaviside", "clamp",
-    "clamp_min", "clamp_max", "clip", "maximum", "minimum", "fmax", "fmin", "max", "min", "amax", "amin",
-    "aminmax", "median", "kthvalue", "sort", "topk", "cummax", "cummin", "norm", "linalg_vector_norm",
-    "dist", "cdist",
+_KINKED = {  # operations
+    "relu", "relu6", "leaky_relu", "prelu", "_prelu_kernel", "rrelu", "rrelu_with_noise", "selu", "hardtanh",
+    "hardswish", "hardsigmoid", "hardshrink", "softshrink", "threshold", "abs", "sign", "sgn", "floor", "ceil",
+    "round", "trunc", "frac", "heaviside", "clamp", "clamp_min", "clamp_max", "clip", "maximum", "minimum", "fmax",
+    "fmin", "max", "min", "amax", "amin", "aminmax", "median", "kthvalue", "sort", "topk", "cummax", "cummin",
+    "norm", "linalg_vector_norm", "dist", "cdist", "remainder", "fmod", "floor_divide",
 }  # fmt: skip

@@ -137,12 +137,12 @@ def bags(
         bag = bag.where(indices != padding_idx % len(weight), beyond)
     rows, empty = weight[indices], weight.new_zeros(len(starts) + len(indices), weight.shape[1])
     if mode == 2:
-        found = empty.scatter_reduce(0, bag.unsqueeze(1).expand_as(rows), rows, "amax", include_self=False)
+        sums = empty.scatter_reduce(0, bag.unsqueeze(1).expand_as(rows), rows, "amax", include_self=False)
     else:
-        found = empty.index_add(0, bag, rows if per_sample_weights is None else rows * per_sample_weights[:, None])
+        sums = empty.index_add(0, bag, rows if per_sample_weights is None else rows * per_sample_weights[:, None])
     if mode == 1:
-        found = found / torch.zeros_like(found).index_add(0, bag, torch.ones_like(rows)).clamp(min=1)
-    return found[: len(starts)], bag, offsets, offsets
+        sums = sums / torch.zeros_like(sums).index_add(0, bag, torch.ones_like(rows)).clamp(min=1)
+    return sums[: len(starts)], bag, offsets, offsets
 
 
 def hard_sigmoid(self: Tensor) -> Tensor:

@@ -80,8 +80,6 @@ rows = st.builds(
     share=st.floats(0.0, 1.0),
     slope=st.none() | magnitudes,
     curvature=st.none() | magnitudes,
-    epsilon=st.none() | st.floats(1e-12, 1.0),
-    bits_by_radius=st.floats(0.0, 50.0),
 )
 
 

@@ -188,12 +188,12 @@ def test_evaluate_in_single_precision_only_if_that_is_enough(dtype: torch.dtype)
     model, x = model.to(dtype), x.to(dtype)
     for given, objective in ((x, sf.CrossEntropy(y)), ([(x[:20], y[:20]), (x[20:], y[20:])], sf.CrossEntropy())):
         exact = sf.evaluate(model, given, objective)
-        rough = sf.evaluate(model, given, objective, enough=1e-2)
+        rough = sf.evaluate(model, given, objective, atol=1e-2)
         assert exact.error < 1e-12 < rough.error <= 1e-2
         assert abs(rough.value - exact.value) <= rough.error + exact.error
-        assert sf.evaluate(model, given, objective, enough=1e-9).error < 1e-9
+        assert sf.evaluate(model, given, objective, atol=1e-9).error < 1e-9
     wide, x = copy.deepcopy(model).double(), x.double()
-    assert sf.evaluate(wide, x, sf.CrossEntropy(y), enough=1e-2).error < 1e-12
+    assert sf.evaluate(wide, x, sf.CrossEntropy(y), atol=1e-2).error < 1e-12
 
 
 def deep() -> tuple[nn.Module, Tensor, Tensor]:

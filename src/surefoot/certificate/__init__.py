@@ -6,7 +6,7 @@
 * ``pieces``: the certificate of several batches; ``added``: bounds of a sum; ``summed``: the gradient of a sum.
 * ``regularised``: the certificate with a function of the parameters added.
 * ``record``: :class:`Certificate`. ``rows``: its table.
-* ``advice``: the verdict, what limits it, what would help.
+* ``advice``: the verdict, and what limits it.
 * ``text``, ``plot``: a certificate as text, as a data frame or a figure; pages are made by :mod:`surefoot.report`.
 * ``document``: a certificate as JSON, and back; how to cite it.
 """

@@ -47,10 +47,6 @@ class Bounds:
         blocks = matrix if self.members is None else by_block(matrix, list(self.members))
         return replace(self.certificate, smoothness=smooth, block_smoothness=blocks)
 
-    def __reduce__(self) -> tuple[Callable[..., Bounds], tuple[dict[str, Any]]]:
-        """Sent with all fields of the certificate, whose own copy keeps no functions."""
-        return _received, (fields_of(self) | {"certificate": fields_of(self.certificate)},)
-
 
 def summed(parts: Sequence[tuple[Magnitude, Bounds]], *, stacked: bool = False) -> Bounds:
     """The bounds of a weighted sum; of outputs below each other only the certificate is one.
@@ -111,15 +107,6 @@ def added(parts: Sequence[tuple[Magnitude, Certificate]], *, stacked: bool = Fal
         make_rows=tuple,
         make_damping=damping,
     )
-
-
-def fields_of(record: Bounds | Certificate) -> dict[str, Any]:
-    """All fields by name, to be sent."""
-    return {one.name: getattr(record, one.name) for one in fields(record)}
-
-
-def _received(held: dict[str, Any]) -> Bounds:
-    return Bounds(**held | {"certificate": Certificate(**held["certificate"])})
 
 
 def _of_one_step(certificate: Certificate) -> Magnitude:

@@ -1,4 +1,4 @@
-"""A certificate in words: the verdict, what limits it, and what would help."""
+"""A certificate in words: the verdict, and what limits it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 _ENOUGH = 0.8  # share of the smoothness that the named places explain
 _MOST_PLACES = 3
-_WORTHWHILE = 1.2  # a remedy is named if it divides the smoothness by at least this
 
 PROXIMAL = (
     "m and ℓ are with the absolute values of the regulariser, L is without them: steps are proximal ones, which "
@@ -140,7 +139,7 @@ def _culprits(certificate: Certificate) -> str:
 
 
 def limits(certificate: Certificate) -> list[str]:
-    """Sentences on where a finite smoothness comes from and what would lower it; empty without shares."""
+    """A sentence on where a finite smoothness comes from; empty without shares."""
     rows = certificate.rows
     if not certificate.smoothness.is_finite or not any(row.share > 0 for row in rows):
         return []
@@ -156,8 +155,7 @@ def limits(certificate: Certificate) -> list[str]:
         origins = f"{share:.0%} of L comes from {first}" + "".join(
             f", {s:.0%} from {place}" for place, s in others
         )
-    changes = remedies(certificate)
-    return [origins, f"what would help: {'; '.join(changes)}"] if changes else [origins]
+    return [origins]
 
 
 def _shares(rows: tuple[Row, ...], key: Callable[[Row], str]) -> dict[str, float]:
@@ -177,26 +175,3 @@ def _leading(shares: dict[str, float]) -> dict[str, float]:
             break
         leading[place] = share
     return leading
-
-
-def remedies(certificate: Certificate) -> list[str]:
-    """Changes that would divide the smoothness by a factor worth naming, most effective first."""
-    rows = certificate.rows
-    total = sum(row.share for row in rows)
-
-    def divisor(bits: Callable[[Row], float]) -> float:
-        """By what L is divided when the part of each operation falls by this many powers of two."""
-        rest = sum(row.share * 2.0 ** -bits(row) for row in rows)
-        return min(total / rest, 1e300) if rest > 0 else 1.0
-
-    changes = [(divisor(lambda row: row.bits_by_radius), "half the radius")]
-    epsilons = sorted({row.epsilon for row in rows if row.epsilon is not None})
-    if epsilons:
-        now = f"{epsilons[0]:g}" if len(epsilons) == 1 else f"{epsilons[0]:g} to {epsilons[-1]:g}"
-        kinds = " and ".join(dict.fromkeys(row.operation for row in rows if row.epsilon is not None))
-        changes.append((divisor(lambda row: row.bits_by_epsilon), f"ten times the ε of {kinds} (now {now})"))
-    return [
-        f"{what} divides L by about {times(factor)} or more"
-        for factor, what in sorted(changes, key=lambda item: -item[0])
-        if factor >= _WORTHWHILE
-    ]

@@ -175,9 +175,8 @@ def _written_row(row: Row) -> dict[str, Any]:
 
 def _read_row(content: Mapping[str, Any]) -> Row:
     sizes: dict[str, Any] = {name: None if x is None else _magnitude(x) for name, x in content["log2"].items()}
-    numbers = {name: _number(content[name]) for name in ("share", "epsilon", "bits_by_radius", "bits_by_epsilon")}
     shape = tuple(map(int, content["shape"]))
-    return Row(content["module"], content["operation"], shape, **sizes, **numbers)
+    return Row(content["module"], content["operation"], shape, **sizes, share=float(content["share"]))
 
 
 def require_same_problem(certificate: Certificate, estimate: Estimate) -> None:

@@ -48,7 +48,7 @@ from surefoot.calculus.analysis import Analysis
 from surefoot.calculus.effort import effort_named, in_gradients
 from surefoot.calculus.leaves import ordinary_device
 from surefoot.calculus.segment.along import Majorant
-from surefoot.certificate.added import Bounds, added, fields_of, summed
+from surefoot.certificate.added import Bounds, added, summed
 from surefoot.certificate.downhill import Downhill
 from surefoot.certificate.proving import Proof, from_weights, longest_proved, refuse_penalty
 from surefoot.certificate.record import Certificate
@@ -68,14 +68,11 @@ T = TypeVar("T")
 
 @dataclass
 class _Part:
-    """What one process knows: the sum over its batches, by weight, and the penalty, where it has any.
-
-    A certificate is sent as its fields: what is copied as such is complete, and keeps no functions.
-    """
+    """What one process knows: the sum over its batches, by weight, and the penalty, where it has any."""
 
     balls: dict[float, Bounds] = field(default_factory=dict)  # by radius, and on the domain itself by infinity
     total: Fraction = Fraction(0)
-    penalty: dict[str, Any] | None = None
+    penalty: Certificate | None = None
     summed: tuple[int, ...] = ()  # the batches whose second derivatives at the centre are added up
     size: int = 0  # the number of rows of these
     amount: float = 0.0  # the sum of their norms
@@ -144,7 +141,8 @@ class InPieces:
             return lead()
         weights = [*self.model.parameters(), *self.model.buffers()]
         refuse_other_models(self.processes.gathered(lambda: digest_of(weights)))
-        return Certificate(**self.processes.led(lambda: fields_of(lead()), self.serve, EvaluationError))
+        found: Certificate = self.processes.led(lead, self.serve, EvaluationError)
+        return found
 
     def longest(self) -> Certificate:
         """On the ball on which the longest step can be proved; process 0 calls it, the others serve it."""
@@ -215,10 +213,9 @@ class InPieces:
         if isinstance(whole.radius, float):
             inner = [(r, one.curvature.bounded(hessian * share)[0]) for r, one in balls.items() if r < math.inf]
             whole = _near(whole, balls[math.inf].value, inner)
-        given = next((part.penalty for part in parts if part.penalty is not None), None)
-        if given is None:
+        penalty = next((part.penalty for part in parts if part.penalty is not None), None)
+        if penalty is None:
             return whole
-        penalty = Certificate(**given)
         sizes, more = whole.block_gradients, penalty.block_gradients
         gradients = sizes and more and {p: math.nextafter(size + more[p], math.inf) for p, size in sizes.items()}
         both = added([(Magnitude.of(1.0), one) for one in (whole, penalty)])
@@ -263,7 +260,7 @@ class InPieces:
                 self._add(part, number, proof, weight, domain)
                 if self.regularizer is not None and part.penalty is None:
                     certificate = part.balls[math.inf].certificate
-                    part.penalty = fields_of(self._penalty(analysis, certificate, domain))
+                    part.penalty = self._penalty(analysis, certificate, domain)
 
         self._each(add)
         return part

@@ -56,7 +56,6 @@ def data_frame(certificate: Certificate) -> DataFrame:
         columns[name] = [math.nan if size is None else float(size) for size in sizes]
         columns[f"{name}_log10"] = [math.nan if size is None else log10(size) for size in sizes]
     columns["share"] = [row.share for row in rows]
-    columns["epsilon"] = [math.nan if row.epsilon is None else row.epsilon for row in rows]
     table: DataFrame = pandas.DataFrame(columns)
     table.attrs = {name: str(getattr(certificate, name)) for name in ("domain", *_SIZES[:3])}
     return table

@@ -28,15 +28,11 @@ from surefoot.calculus.assemble import (
     weighted_curvature,
 )
 from surefoot.calculus.breakdown import (
-    bits_gained,
-    epsilon_of,
-    half_the_radius,
     largest_curvature,
     largest_slope,
     reasons,
     shares,
     smoothness_by_tensor,
-    ten_times_epsilon,
 )
 from surefoot.calculus.effort import NORMAL, Effort, effort_named, in_gradients
 from surefoot.calculus.forward import Pass, Shared
@@ -336,9 +332,6 @@ def _rows(result: Pass, summands: Sequence[Term], smooth: Magnitude, gain: Magni
         (output,) = result.outputs
         by_tensor[output], slopes[output] = smooth, minimum(slopes.get(output, gain), gain)
     share = shares(summands)
-    by_radius = bits_gained(result, half_the_radius(result))
-    normalised = any(epsilon_of(step) is not None for step in result.steps)
-    by_epsilon = bits_gained(result, ten_times_epsilon) if normalised else {}
     parameters = set() if set(result.region.blocks) == {"input"} else set(result.region.variables)
     return [
         Row(
@@ -351,9 +344,6 @@ def _rows(result: Pass, summands: Sequence[Term], smooth: Magnitude, gain: Magni
             share=share.get(step.node.name, 0.0),
             slope=largest_slope(step, parameters),
             curvature=largest_curvature(step),
-            epsilon=epsilon_of(step),
-            bits_by_radius=by_radius.get(step.node.name, 0.0),
-            bits_by_epsilon=by_epsilon.get(step.node.name, 0.0),
         )
         for step in result.steps
     ]

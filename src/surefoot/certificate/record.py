@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -270,9 +270,12 @@ class Certificate:
     def __hash__(self) -> int:
         return hash((self.bound, self.lipschitz, self.smoothness, self.domain))
 
-    def __reduce__(self) -> tuple[Callable[..., Certificate], tuple[dict[str, Any]]]:
-        """Copy and pickle by way of :meth:`to_dict`, as the functions that make the table cannot be pickled."""
-        return type(self).from_dict, (self.to_dict(),)
+    def __reduce__(self) -> tuple[Callable[[], Certificate], tuple[()]]:
+        """Copy and pickle with the table written out, as the functions that make it cannot be pickled."""
+        damping = self.make_damping and partial(tuple, self.make_damping())
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        values |= {"make_rows": partial(tuple, self.rows), "make_damping": damping}
+        return partial(type(self), **values), ()
 
     def _compared(self) -> dict[str, Any]:
         values = {

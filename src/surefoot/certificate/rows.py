@@ -26,10 +26,6 @@ class Row:
         slope: the rule's constant for the first derivative: the largest norm over the arguments that are not
             parameters of the operation; ``None`` if there is no such argument.
         curvature: the rule's constant for the second derivative, the largest over pairs of arguments.
-        epsilon: the ε of a normalisation.
-        bits_by_radius: by at least how many powers of two the operation's part of the smoothness falls when the
-            radius of the domain is halved (:mod:`surefoot.calculus.breakdown`).
-        bits_by_epsilon: the same when the ε of every normalisation is multiplied by ten.
 
     >>> certificate = sf.certify(nn.Linear(2, 1), torch.eye(2), domain=sf.Ball(0.1))
     >>> certificate.rows[0].operation
@@ -45,9 +41,6 @@ class Row:
     share: float
     slope: Magnitude | None = None
     curvature: Magnitude | None = None
-    epsilon: float | None = None
-    bits_by_radius: float = 0.0
-    bits_by_epsilon: float = 0.0
 
 
 @dataclass(frozen=True)

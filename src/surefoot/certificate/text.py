@@ -132,7 +132,7 @@ def clipped(text: str, most: int) -> str:
 
 
 def footer(certificate: Certificate, width: int = WIDTH) -> list[str]:
-    """What limits the certificate, what would help, and the bracket."""
+    """What limits the certificate, and the bracket."""
     lines = [f"not a bound: {flag}" for flag in certificate.flags]
     for sentence in certificate.remarks:
         lines += _wrapped(sentence, width)

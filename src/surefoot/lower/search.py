@@ -50,9 +50,9 @@ _Score = Callable[[Derivatives, Tensor, Tensor, Tensor], Attained]
 def estimate(
     model: nn.Module,
     x: Any,
+    objective: Objective | None = None,
     *,
     domain: Domain | None = None,
-    objective: Objective | None = None,
     wrt: Wrt = "params",
     budget: float | None = None,
     starts: int | None = None,
@@ -67,9 +67,9 @@ def estimate(
     Args:
         model: any module that can be captured; its weights must have values (not on ``meta``).
         x: a batch.
+        objective: a map from the model's outputs to a number; then the constants are those of the objective.
         domain: where the variables may be; by default within 1 of the origin, every block or the input. To compare
             with a certificate, pass its domain.
-        objective: a map from the model's outputs to a number; then the constants are those of the objective.
         wrt: what varies: the parameters, or the input.
         budget: the work allowed, in gradients of the model; a search that exceeds it finishes its current step and
             returns the best so far. By default 200, and no limit if starts are given.

@@ -142,9 +142,9 @@ class Symmetric:
         bound, apart = torch.zeros_like(value), torch.zeros_like(value)
         sizes = vector.abs()
         for start, stop, rows in self.panels():
-            here, inner, error = rows.value.tril(start), rows.value.abs().tril(start), rows.error.tril(start)
-            above, above_size, above_error = (part.tril(start - 1).mT for part in (here, inner, error))
-            value[start:stop] += here @ vector[:stop]
+            lower, inner, error = rows.value.tril(start), rows.value.abs().tril(start), rows.error.tril(start)
+            above, above_size, above_error = (part.tril(start - 1).mT for part in (lower, inner, error))
+            value[start:stop] += lower @ vector[:stop]
             value[:stop] += above @ vector[start:stop]
             bound[start:stop] += inner @ sizes[:stop]
             bound[:stop] += above_size @ sizes[start:stop]
