@@ -17,8 +17,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from surefoot.bounds.centre import Centre, Unbounded
 from surefoot.bounds.hessian import Hessian
 from surefoot.bounds.jacobians import Jacobians
-from surefoot.bounds.movement import Ball
-from surefoot.bounds.speed import Speed, filled
+from surefoot.bounds.movement import Ball, filled
+from surefoot.bounds.speed import Speed
 from surefoot.program import differentiate, trace
 
 

@@ -149,15 +149,19 @@ class Jacobians:
         k, flat = node.index, tangent.flatten(1)
         squares = torch.linalg.vector_norm(flat, dim=0).square()
         self.squares[k] = self.squares.get(k, 0.0) + squares
-        if k not in self.wanted or node.primitive.name in SAME_NORM or not flat.numel():
+        if k not in self.wanted or not flat.numel():
             return
-        if flat.shape[1] <= _SIDE:
+        if node.primitive.name in SAME_NORM:
+            pass
+        elif flat.shape[1] <= _SIDE:
             self.grams[k] = self.grams.get(k, 0.0) + flat.mT @ flat
         elif min(flat.shape) ** 2 * max(flat.shape) <= _COSTLY:
             self.totals[k] = self.totals.get(k, 0.0) + spectral_norm(flat) ** 2 * (1 + 2.0**-50)
         else:
             self.totals[k] = self.totals.get(k, 0.0) + frobenius_norm(flat) ** 2 * (1 + 2.0**-50)
-        if tangent.dim() > 2 and tangent.shape[-1] ** 2 * tangent.numel() <= _COSTLY:
+        same = node.primitive.name == "reshape"
+        same = same and node.shape[-1:] == self.program.nodes[node.inputs[0]].shape[-1:]
+        if tangent.dim() > 2 and tangent.shape[-1] * tangent.numel() <= _COSTLY and not same:
             fibres = tangent.flatten(1, -2).permute(1, 0, 2)
             self.fibre_grams[k] = self.fibre_grams.get(k, 0.0) + fibres.mT @ fibres
 

@@ -69,6 +69,26 @@ def _whole(x: float) -> float:
     return math.inf if math.isnan(x) else x
 
 
+def filled(weights: Tensor, squares: Tensor, total: float) -> float:
+    """The largest Σ w_i t_i with 0 ≤ t_i ≤ squares_i and Σ t_i ≤ total: a linear program, whose solution fills up
+    the largest weights first. So it bounds Σ w_i x_i² for numbers whose squares and sum of squares are bounded.
+    """
+    if not weights.numel():
+        return 0.0
+    if not math.isfinite(total):
+        return math.inf
+    order = weights.flatten().nan_to_num(math.inf).sort(descending=True)
+    sizes = squares.flatten().nan_to_num(math.inf).clamp(max=total)[order.indices]
+    before = sizes.cumsum(0) - sizes
+    taken = torch.minimum((total - before).clamp(min=0.0), sizes)
+    return float(torch.where(taken > 0, order.values * taken, 0.0).sum())
+
+
+def scaled(factors: Tensor, rows: Tensor, whole: float) -> float:
+    """A bound of the norm of a vector times these factors, of which entries and the whole are bounded."""
+    return math.sqrt(filled(factors.square(), rows.square(), whole * whole))
+
+
 class Ball:
     """Motions of all tensors on a ball.
 
@@ -187,9 +207,7 @@ class Ball:
         )
         bent = (turn * at.rows).nan_to_num(math.inf)
         d = (steep * x.d).nan_to_num(math.inf) + bent
-        top = float(turn.max()) if turn.numel() else 0.0
-        whole = (float(steep.max()) if steep.numel() else 0.0) * x.D
-        whole += min(float(torch.linalg.vector_norm(bent)), top * at.norm)
+        whole = scaled(steep, x.d, x.D) + scaled(turn, at.rows, at.norm)
         fibres = None
         if node.shape:
             fibres = steep.amax(-1) * x.f + torch.minimum(fibre(bent), turn.amax(-1) * at.fibres)
@@ -213,10 +231,12 @@ class Ball:
                 own = torch.minimum(own, x.f[..., None] * widths)
                 widths = torch.linalg.vector_norm(y.e, dim=-2)[..., None, :]
                 far = torch.minimum(far, at.fibres[..., None] * widths)
-            d = d + own + far
+            d, before = d + own + far, whole
             gain, swing = self._gains(node, mine, other, 1 if first else 0)
             moved = min(swing * at.norm, float(torch.linalg.vector_norm(far)))
             whole += min(gain * x.D, float(torch.linalg.vector_norm(own))) + moved
+            if name == "mul":
+                whole = min(whole, before + scaled(top, x.d, x.D) + scaled(y.e, at.rows, at.norm))
             parts.append(self._fibres(node, at, x, y, other, first, own, far))
         reach = run(self._motion(j).e, self.centre.points[k].value.abs() + self._motion(k).e, True)
         reach = reach + run(self.centre.points[j].value.abs(), self._motion(k).e, True) + point.local

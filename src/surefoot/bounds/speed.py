@@ -26,21 +26,8 @@ import math
 import torch
 from torch import Tensor
 
-from surefoot.bounds.movement import Ball
+from surefoot.bounds.movement import Ball, filled
 from surefoot.program import Node
-
-
-def filled(weights: Tensor, squares: Tensor, total: float) -> float:
-    """The largest Σ w_i t_i with 0 ≤ t_i ≤ squares_i and Σ t_i ≤ total."""
-    if not weights.numel():
-        return 0.0
-    if not math.isfinite(total):
-        return math.inf
-    order = weights.flatten().nan_to_num(math.inf).sort(descending=True)
-    sizes = squares.flatten().nan_to_num(math.inf).clamp(max=total)[order.indices]
-    before = sizes.cumsum(0) - sizes
-    taken = torch.minimum((total - before).clamp(min=0.0), sizes)
-    return float(torch.where(taken > 0, order.values * taken, 0.0).sum())
 
 
 class Speed:

@@ -5,10 +5,8 @@
   multiplications of numbers, some thousand gradients: with 64 samples five layers of width 265. Two layers cost
   as much as 10⁵ of them however narrow they are, so that deeper networks than 447 layers take products of norms.
   If the variables hold at most 1,000 numbers, the second derivative at the weights is added up from them.
-  Where samples interact, or there are other layers than linear ones: exact derivatives at the weights along every
-  direction (:mod:`surefoot.calculus.adjoint.dense`), if the variables hold at most 1,000 numbers, the same
-  multiplications are enough, and the operations of the model times the balls that are looked at are at most 1,500:
-  the weights alone are one ball, the longest step takes 7 and, of models with at most 100 operations, 8 more.
+  Exact derivatives at the weights along every direction (:mod:`surefoot.bounds.hessian`) where they take at most
+  1.5·10¹¹ multiplications: with 64 samples some hundred to two thousand weights, whatever the layers.
   Beyond, for the weights alone, Jacobians between the cuts of a network
   (:mod:`surefoot.calculus.adjoint.composed`), in at most 1,900 gradients and 3·10¹¹ multiplications. Balls are
   taken apart in few shells.
@@ -43,6 +41,7 @@ class Effort:
     both: bool = False  # whether directions are followed whatever else can be, and whatever a direction costs
     shells: int = 0  # in how many at most a ball is then taken apart, to sum up what each adds to the curvature
     downhill: bool = False  # whether the segment against the gradient is looked at
+    whole: float = 0.0  # what the second derivative in all weights together may cost, in multiplications
     parts: int = 1  # how many of them reach as far as the longest step of these balls, or a ball that is given
 
     def follows(self, directions: int, operations: int, work: float, balls: int = 1) -> bool:
@@ -72,8 +71,8 @@ class Effort:
 _SUMMED = 2e9  # multiplications that add up a second derivative and find its norm
 _PAIR = 1e5  # multiplications that take as long as the calls for two layers
 QUICK = Effort("quick", 0.0, 0)
-NORMAL = Effort("normal", 2e10, 1000, 1900.0, 3e11, 1500, shells=8, parts=4)
-HIGH = Effort("high", 6e11, 12_000, 1900.0, both=True, shells=64, downhill=True, parts=8)
+NORMAL = Effort("normal", 2e10, 1000, 1900.0, 3e11, 1500, shells=8, whole=1.5e11, parts=4)
+HIGH = Effort("high", 6e11, 12_000, 1900.0, both=True, shells=64, downhill=True, whole=5e13, parts=8)
 ONE_OF_MANY = replace(NORMAL, parts=1)  # a ball beside which others are tried
 _ONE_DIRECTION, _ONE_UNIT, _ONE_EXPANSION = 10, 10, 20  # gradients, measured
 ONE_BALL, AROUND_DIRECTIONS, AROUND_SAMPLES = 10, 30, 90  # for each ball: norms, and what starts from the centre

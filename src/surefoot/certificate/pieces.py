@@ -50,13 +50,13 @@ from surefoot.calculus.leaves import ordinary_device
 from surefoot.calculus.segment.along import Majorant
 from surefoot.certificate.added import Bounds, added, summed
 from surefoot.certificate.downhill import Downhill
-from surefoot.certificate.proving import Proof, from_weights, longest_proved, refuse_penalty
+from surefoot.certificate.proving import Proof, from_weights, longest_proved, near_weights, refuse_penalty
 from surefoot.certificate.record import Certificate
 from surefoot.certificate.regularised import Penalty, regularised
 from surefoot.certificate.summed import ProvedSum
 from surefoot.domains import Ball, Box, Domain, DomainError, ProductBall, Segment
 from surefoot.errors import EvaluationError, UnsupportedOperation
-from surefoot.magnitude import Magnitude, minimum, stack
+from surefoot.magnitude import Magnitude, stack
 from surefoot.norms import frobenius_norm
 from surefoot.norms.verified import symmetric_norm
 from surefoot.processes import Processes
@@ -212,7 +212,8 @@ class InPieces:
             whole = replace(whole, block_gradients=self._gradient().norms())
         if isinstance(whole.radius, float):
             inner = [(r, one.curvature.bounded(hessian * share)[0]) for r, one in balls.items() if r < math.inf]
-            whole = _near(whole, balls[math.inf].value, inner)
+            whole = near_weights(whole, balls[math.inf].value)
+            whole = from_weights(whole, whole.radius, inner) if inner else whole
         penalty = next((part.penalty for part in parts if part.penalty is not None), None)
         if penalty is None:
             return whole
@@ -353,17 +354,6 @@ def _joined(parts: Sequence[dict[float, Bounds]], *, stacked: bool) -> dict[floa
     """The sums, on all balls that every part knows of."""
     common = [radius for radius in parts[0] if all(radius in part for part in parts)] if parts else []
     return {r: summed([(Magnitude.of(1.0), part[r]) for part in parts], stacked=stacked) for r in common}
-
-
-def _near(found: Certificate, value: Magnitude, inner: list[tuple[float, Magnitude]]) -> Certificate:
-    """The certificate on a ball around the weights, with what follows from the value and the gradient there."""
-    radius, gradients = found.radius, found.block_gradients
-    assert isinstance(radius, float)
-    assert gradients is not None
-    reached = found.smoothness * radius + math.hypot(*gradients.values()) * (1 + 1e-12)
-    lipschitz = minimum(found.lipschitz, reached)
-    found = replace(found, lipschitz=lipschitz, bound=minimum(found.bound, value + lipschitz * radius))
-    return from_weights(found, radius, inner) if inner else found
 
 
 def _up(number: Fraction) -> Magnitude:

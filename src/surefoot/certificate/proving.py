@@ -13,7 +13,8 @@ from typing import Any
 from torch import nn
 
 from surefoot import guarantees
-from surefoot.calculus.adjoint.bounds import Centre, dense_centre, scalar_bounds
+from surefoot.calculus.adjoint.bounds import Centre, scalar_bounds
+from surefoot.calculus.adjoint.whole import Whole
 from surefoot.calculus.analysis import Analysis
 from surefoot.calculus.assemble import (
     Curvature,
@@ -52,10 +53,14 @@ from surefoot.operations.evaluation import remarks
 
 _MANY = 4000  # with more variables than this, second derivatives are bounded between blocks
 _CLOSE = 1.1  # radii with at most this ratio count as equal
+_GUESSES = 8  # balls in one piece that are looked at for the scale
+_SHELLS = 60  # that are looked at in the search for the longest step
 _SHORTER = 1 / 16  # the next radius, where a ball has infinite curvature because it reaches a kink
 
 
-def longest_proved(certify: Callable[[Ball], Certificate], effort: Effort = NORMAL) -> Certificate:
+def longest_proved(
+    certify: Callable[[Ball], Certificate], effort: Effort = NORMAL, whole: Whole | None = None
+) -> Certificate:
     r"""The certificate with the longest step, among those of several balls around the weights.
 
     With L(r) a bound on the smoothness on the ball of radius r and :math:`g = \|\nabla F\|` at its centre, the
@@ -75,6 +80,9 @@ def longest_proved(certify: Callable[[Ball], Certificate], effort: Effort = NORM
     if not 0 < gradient < math.inf or not slowest > 0:
         return at_weights
     high = gradient * slowest
+    if whole is not None:
+        radius = longest_radius(whole, gradient)
+        return from_weights(certify(Ball(radius)), radius, whole.path[:-1])
     best, radius, low = None, high, 0.0
     for _ in range(effort.balls):
         certificate = certify(Ball(radius))
@@ -90,6 +98,33 @@ def longest_proved(certify: Callable[[Ball], Certificate], effort: Effort = NORM
         radius = math.sqrt(low * high)
     assert best is not None
     return _through_shells(certify, best, gradient, effort) if best.step_size and effort.shells else best
+
+
+def longest_radius(whole: Whole, gradient: float) -> float:
+    r"""The radius of the ball on which the longest step is proved, looked for from the centre outwards.
+
+    First the radius where :math:`r = g/L(r)` for the bound of the whole ball in one piece, to know the scale; then
+    shells of a part of that, until :math:`1/\bar L` (:func:`surefoot.guarantees.seen_from_weights`) does not reach the
+    edge. The last shell ends where it would just do so, interpolated.
+    """
+    high = gradient / float(whole.norm)
+    low = high * 2.0**-16
+    for _ in range(_GUESSES):
+        radius = math.sqrt(low * high)
+        low, high = (radius, high) if whole.once(radius) * radius <= gradient else (low, radius)
+    width, edge, ahead = low / whole.parts, 0.0, 0.0
+    for _ in range(_SHELLS):
+        whole.moved(edge + width)
+        beyond = gradient / float(guarantees.seen_from_weights(whole.path)) - edge - width
+        if beyond < 0 and not whole.path[-1][1].is_finite and width > edge / 64:  # a kink is within reach
+            width /= 4
+        elif not whole.path[-1][1].is_finite:
+            return edge or width / 4
+        elif beyond < 0:
+            return edge + max(width * ahead / (ahead - beyond), width / 8) if edge else width / 2
+        else:
+            edge, ahead = edge + width, beyond
+    return edge
 
 
 def _through_shells(
@@ -158,6 +193,24 @@ def certify_proved(
     return proved_of(Analysis.of(model, x, objective), domain, spent, wrt, input_norm, regularizer)
 
 
+def near_weights(certificate: Certificate, value: Magnitude) -> Certificate:
+    r"""The certificate on a ball around the weights, with what follows from the value and the gradient there:
+    :math:`\ell \le \|\nabla F(u_0)\| + rL`, also of a block, and :math:`m \le |F(u_0)| + r\ell` (Fact
+    refined_smooth).
+    """
+    radius, gradients = certificate.radius, certificate.block_gradients
+    if not isinstance(radius, float) or gradients is None or not certificate.scalar:
+        return certificate
+    added = certificate.smoothness * radius
+    lipschitz = minimum(certificate.lipschitz, added + math.hypot(*gradients.values()) * (1 + 1e-12))
+    by_block = {
+        path: minimum(slope, added + gradients[path] * (1 + 1e-12), lipschitz)
+        for path, slope in certificate.block_lipschitz.items()
+    }
+    bound = minimum(certificate.bound, value + lipschitz * radius)
+    return replace(certificate, lipschitz=lipschitz, block_lipschitz=by_block, bound=bound)
+
+
 class Proof:
     """What is proved of one function over domains with one centre.
 
@@ -189,13 +242,8 @@ class Proof:
         self.has_gradient = analysis.reading.is_scalar and analysis.has_values and input_norm is None
         self.at_weights = around and self.has_gradient
         alone = self.at_weights and isinstance(domain, Ball) and domain.radius == 0
-        dense = None
-        if spent.directions and self.at_weights:
-            tried = 1 if alone else 1 + spent.balls if domain is None else spent.parts
-            here = analysis.over(Ball(0.0), wrt, shared=self._shared)
-            dense = dense_centre(here, spent, keep, tried)
-            spent = spent.searching(len(here.steps)) if dense is not None else spent
-        self.spent, self.centre = spent, Centre(spent, dense, alone, keep)
+        whole = Whole.of(analysis, spent, keep) if self.at_weights and wrt == "params" else None
+        self.spent, self.centre = spent, Centre(spent, whole, alone, keep)
 
     def over(self, domain: Domain) -> Pass:
         """The forward pass over a domain."""
@@ -209,6 +257,7 @@ class Proof:
         bounds = bounds_of(result, balls, self.wrt, self.centre)
         notes = remarks(self.analysis.reading.graph.nodes, lambda: result.enclosures)
         certificate = replace(bounds.certificate, remarks=notes, domain=str(domain))
+        certificate = near_weights(certificate, bounds.value)
         return replace(bounds, certificate=certificate), result
 
     def inside(self, domain: Domain | Box) -> list[float]:
@@ -237,6 +286,7 @@ def proved_of(
     with ordinary_device():
         proof = Proof(analysis, domain, spent, wrt, input_norm)
         centre, downhill = proof.centre, proof.spent.downhill and regularizer is None and wrt == "params"
+        whole = centre.whole if regularizer is None else None  # of the objective without what is added
 
         def on(domain: Domain | Box) -> Certificate:
             bounds, result = proof.on(domain)
@@ -246,11 +296,13 @@ def proved_of(
 
         if domain is not None:
             inner: list[tuple[float, Magnitude]] = []
-            for radius in proof.inside(domain):
+            for radius in proof.inside(domain) if whole is None else ():
                 inner.append((radius, on(Ball(radius)).smoothness))
                 if not inner[-1][1].is_finite:  # nor is it on any larger one
                     break
             certificate = on(domain)
+            if whole is not None:
+                inner = whole.path[:-1]
             if isinstance(domain, Ball) and inner:
                 certificate = from_weights(certificate, domain.radius, inner)
             if downhill and proof.at_weights and certificate.step_size:
@@ -258,7 +310,7 @@ def proved_of(
             return replace(certificate, weights_inside=proof.holds_weights(domain))
         if wrt != "params" or not proof.has_gradient:
             return on(ProductBall(1.0))
-        certificate = longest_proved(on, proof.spent)
+        certificate = longest_proved(on, proof.spent, whole)
         if downhill:
             return with_gradient_step(certificate, analysis, centre)
         return replace(certificate, gradients=certificate.gradients and centre.cost)

@@ -1,7 +1,7 @@
 r"""Second derivatives at the weights with proved errors: of a loss, of an objective, of a layered network.
 
-:class:`Written` is the Hessian of an objective along every direction (:mod:`surefoot.calculus.adjoint.dense`), and
-how far it moves on a ball (:mod:`surefoot.calculus.adjoint.around`). In a network of two layers without a function
+:class:`Written` is the Hessian of an objective in all weights together, and how far it moves on a ball
+(:mod:`surefoot.bounds.hessian`). In a network of two layers without a function
 after the second, :math:`\langle g, D^2\psi\rangle`, :math:`g = \nabla h`, couples only the weights into and out of
 the same unit: :func:`unit_bends` and :func:`lowest_bend` bound its smallest eigenvalue at any width.
 """
@@ -15,11 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surefoot.calculus.adjoint.bounds import dense_centre, moved_from
-from surefoot.calculus.adjoint.dense import Dense
+from surefoot.calculus.adjoint.whole import Whole
 from surefoot.calculus.analysis import Analysis
 from surefoot.calculus.effort import HIGH
-from surefoot.domains import Ball
 from surefoot.magnitude import Magnitude
 from surefoot.norms.hermitian import eigenvalue_bounds, gamma, up
 from surefoot.norms.verified import product
@@ -154,21 +152,21 @@ class Written:
     """The Hessian of an objective at the weights, written out."""
 
     analysis: Analysis  # the analysis of the objective
-    dense: Dense  # its derivatives along every direction
+    whole: Whole  # the same with how far it moves
     value: Tensor  # the Hessian in the order of the variables, symmetric, as computed
     error: Magnitude  # a bound on the norm of its error
 
     @staticmethod
     def of(analysis: Analysis) -> Written | None:
         """The Hessian of a real-valued function; ``None`` if an operation has no proved second derivative."""
-        dense = dense_centre(analysis.over(Ball(0.0)), HIGH, keep=True)
-        if dense is None or dense.hessian is None:
+        whole = Whole.of(analysis, HIGH, keep=True)
+        if whole is None or whole.hessian is None:
             return None
-        return Written(analysis, dense, dense.hessian.matrix, dense.hessian.error)
+        return Written(analysis, whole, whole.hessian.matrix, whole.hessian.error)
 
     def apart(self, radius: float) -> float:
         """A bound on the distance from what is written to the Hessian anywhere on a ball."""
-        return float(moved_from(self.dense, self.analysis.over(Ball(radius))) + self.error)
+        return float(self.whole.moved(radius) + self.error)
 
 
 def second_slopes(layered: Layered, k: int) -> Rounded:

@@ -20,9 +20,7 @@ samples at the centre, and bounds of how far those move over the domain:
 
 Where the variables are few enough to follow every direction, nothing has to be assumed of layers and samples:
 
-* ``dense``: all derivatives at the centre, and what belongs to which sample. ``running``: their round-off.
-* ``gathered``: norms of them, by entries and samples.
-* ``around``: how far the second derivative moves on a ball. ``parts``: the norms that this is made of.
+* ``whole``: the second derivative in all weights together (:mod:`surefoot.bounds.hessian`).
 
 Where they are too many, and at the centre alone:
 

@@ -12,16 +12,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from surefoot.calculus.adjoint.around import Around
 from surefoot.calculus.adjoint.backward import Backward, backward
 from surefoot.calculus.adjoint.centre import Centre as SampleCentre
 from surefoot.calculus.adjoint.centre import at_the_centre
 from surefoot.calculus.adjoint.composed import Composed
 from surefoot.calculus.adjoint.costates import contracted, costates
 from surefoot.calculus.adjoint.cotangents import Cotangents, cotangents
-from surefoot.calculus.adjoint.dense import Dense, derivatives_at_centre
 from surefoot.calculus.adjoint.samples import Samples, samples
 from surefoot.calculus.adjoint.tangents import Ways, tangents
+from surefoot.calculus.adjoint.whole import Whole
 from surefoot.calculus.assemble import Term, assemble, terms
 from surefoot.calculus.effort import AROUND_DIRECTIONS, AROUND_SAMPLES, NORMAL, ONE_BALL, Effort, in_gradients
 from surefoot.calculus.forward import Pass
@@ -53,34 +52,24 @@ class Centre:
 
     Args:
         effort: what it may cost.
-        dense: derivatives along all directions (:func:`dense_centre`), if domains are balls of all variables.
+        whole: the second derivative in all weights together, if domains are balls of these.
         alone: whether there is no other domain than the centre.
         keep: whether second derivatives are kept, instead of their norms.
     """
 
     def __init__(
-        self, effort: Effort = NORMAL, dense: Dense | None = None, alone: bool = False, keep: bool = False
+        self, effort: Effort = NORMAL, whole: Whole | None = None, alone: bool = False, keep: bool = False
     ) -> None:
-        self.effort, self.dense, self._alone, self._keep = effort, dense, alone, keep
-        self.cost = 0 if dense is None else in_gradients(directions=dense.directions)
-        self._balls: list[Around] = []
+        self.effort, self.whole, self._alone, self._keep = effort, whole, alone, keep
+        self.cost = 0 if whole is None else in_gradients(directions=whole.directions)
         self.ways: list[Ways] = []
         self._by_sample: tuple[Samples, SampleCentre] | None = None
         self._asked = False
 
     @property
-    def found(self) -> Dense | SampleCentre | None:
+    def found(self) -> Whole | SampleCentre | None:
         """What has the norm of the second derivative, or the second derivative itself."""
-        return self.dense or (None if self._by_sample is None else self._by_sample[1])
-
-    def around(self, result: Pass, at: Backward) -> Around:
-        """How far the second derivative moves on a ball: sharper if smaller ones were asked for just before."""
-        assert self.dense is not None
-        ((_, radius),) = result.region.groups
-        smaller = [ball for ball in self._balls if 0 < ball.radius < radius]
-        self._balls.append(Around(result, self.dense, at, max(smaller, key=lambda b: b.radius, default=None)))
-        self._balls = self._balls[-2:]
-        return self._balls[-1]
+        return self.whole or (None if self._by_sample is None else self._by_sample[1])
 
     def shells(self, result: Pass) -> int:
         """In how many shells a ball is best taken apart: what is known of one sharpens the next where derivatives
@@ -88,7 +77,7 @@ class Centre:
         """
         read = {name for step in result.steps for name in (step.node.name, *step.node.inputs)}
         known = all(result.enclosures[name].value is not None for name in read)
-        exact = self.dense is not None or (known and self.by_sample(result) is not None)
+        exact = self.whole is not None or (known and self.by_sample(result) is not None)
         return self.effort.parts if exact else 1
 
     def inside(self, result: Pass) -> Ways | None:
@@ -101,6 +90,8 @@ class Centre:
         """Derivatives sample by sample; ``None`` if samples interact or it would cost too much."""
         if not self._asked:
             self._asked = True
+            if self.whole is not None:
+                return None
             try:
                 self._by_sample = self._separated(result)
             except (RuntimeError, NotImplementedError, OverflowError, IndexError):  # none, or out of range
@@ -113,7 +104,7 @@ class Centre:
         """Those of every tensor at the centre, through composed Jacobians where nothing else is sharp, and those
         that are weighted with curvature; ``None`` for those of the forward pass.
         """
-        if not self._alone or not self.effort.composed or self.dense is not None or self._by_sample is not None:
+        if not self._alone or not self.effort.composed or self.whole is not None or self._by_sample is not None:
             return None, {}
         try:
             composed = Composed(result, self.effort.composed, self.effort.multiplications)
@@ -127,7 +118,7 @@ class Centre:
         if found is None:
             return None
         lengths = [result.enclosures[name].numel for name in result.region.variables]
-        whole = self.dense is None and self.effort.adds_up(sum(lengths), len(found.injected[0]))
+        whole = self.effort.adds_up(sum(lengths), len(found.injected[0]))
         centre = at_the_centre(found, len(lengths), round_off(result), lengths if whole else (), self._keep)
         widths, weights = zip(*((source.width, source.matrix.numel()) for source in found.sources), strict=True)
         self.cost += in_gradients(widths, sum(weights), numbers=sum(lengths) if whole else 0)
@@ -141,12 +132,12 @@ def scalar_bounds(result: Pass, centre: Centre | None = None) -> ScalarBounds | 
         return None
     first, centre = result, Centre(_BY_ENTRIES) if centre is None else centre
     result, found, back = _costates(result, at, centre)
-    moved, dense = None, centre.dense
+    moved, together = None, centre.whole
     centre.cost += ONE_BALL if back is None else ONE_BALL + AROUND_SAMPLES
-    if dense is not None:
+    if together is not None:
         centre.cost += AROUND_DIRECTIONS
-        at_centre = all(radius == 0 for _, radius in first.region.groups)
-        moved = dense.offset if at_centre else centre.around(first, at).moved
+        ((_, radius),) = first.region.groups
+        moved = together.moved(radius)
     reached = [step for step in result.steps if step.node.name in found]
     bends = {step.node.name: contracted(step, found[step.node.name]) for step in reached}
     slopes, weighted = centre.slopes(result, found)
@@ -158,6 +149,8 @@ def scalar_bounds(result: Pass, centre: Centre | None = None) -> ScalarBounds | 
     ]
     variables = [found.get(name) for name in result.region.variables]
     whole, zero = assemble(summands, len(variables)), Magnitude.zero()
+    if together is not None and together.hessian is None and moved is not None:
+        whole = minimum(whole, together.between_variables() + moved)
     return ScalarBounds(
         gradient=stack([zero if e is None else e.bound for e in variables]),
         centre=stack([zero if e is None else e.centre_norm for e in variables]),
@@ -166,32 +159,6 @@ def scalar_bounds(result: Pass, centre: Centre | None = None) -> ScalarBounds | 
         variation=None if back is None else back.variation,
         moved=moved,
     )
-
-
-def dense_centre(result: Pass, effort: Effort, keep: bool = False, balls: int = 1) -> Dense | None:
-    """Derivatives at the centre along all directions, from a forward pass over the centre alone; ``None`` if there
-    are too many, an operation has no proved second derivative, or samples can be followed one by one and that is
-    effort enough.
-
-    With ``keep`` the second derivative is kept, instead of its norm. So many ``balls`` are looked at.
-    """
-    at = backward(result)
-    total = sum(result.enclosures[name].numel for name in result.region.variables)
-    if at is None or not effort.follows(total, len(result.steps), sum(step.work for step in result.steps), balls):
-        return None
-    try:
-        if not effort.both and samples(result, effort) is not None:
-            return None
-        found = derivatives_at_centre(result, keep)
-    except (RuntimeError, NotImplementedError, OverflowError):  # no second derivative, or out of range
-        return None
-    return None if found is None else replace(found, offset=Around(result, found, at).by_changes)
-
-
-def moved_from(dense: Dense, result: Pass) -> Magnitude:
-    """How far the second derivative on the ball may be from that of local derivatives at the computed centre."""
-    at = backward(result)
-    return Magnitude.infinity() if at is None else Around(result, dense, at).moved
 
 
 def _costates(

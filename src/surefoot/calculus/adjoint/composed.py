@@ -11,7 +11,7 @@ entries only. Cuts that are bent by what reads them are taken, those with few en
 multiplications are within the effort.
 
 *Round-off.* With J and C the bounds of the rule of an operation, e how far values are off and :math:`\delta` as in
-:mod:`surefoot.calculus.adjoint.running`, a matrix of costates of Frobenius norm at most s, off by w, is pulled
+:func:`roundings`, a matrix of costates of Frobenius norm at most s, off by w, is pulled
 back to one that is off by at most :math:`Jw + (\delta J + b + \sum_jC_je_j)(s + w)`, b the stated error of the
 derivative. It starts with s the root of the number of all entries of z, one for each row and sample.
 """
@@ -19,25 +19,31 @@ derivative. It starts with s the root of the number of all entries of z, one for
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from surefoot.calculus.adjoint.dense import Local, local, sample_labels
-from surefoot.calculus.adjoint.running import roundings
-from surefoot.calculus.adjoint.samples import require_moderate
+from surefoot.calculus.adjoint.costates import summands
+from surefoot.calculus.adjoint.samples import PLAIN, SLACK_UNIT, require_moderate
 from surefoot.calculus.forward import Pass, Step, joined
 from surefoot.enclosure import Enclosure, Spec
+from surefoot.graph.structure import Node
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.norms.matrix import largest_norm
+from surefoot.operations.call import Call, Slot
+from surefoot.operations.evaluation import run_in_double
+from surefoot.operations.products import is_linear
+from surefoot.operations.record import Form, record_of
+from surefoot.scalar import Rounded, rounded_derivatives
 
 _BACK = 3  # in how many cuts before it the Jacobian of one is computed
 _NARROW = 64  # in all of them if it has not more entries
 _HELD = 2**27  # numbers of all these Jacobians
 _ONCE = 2.0**23  # numbers of a tensor that are pulled back at a time
+Local = Callable[[Mapping[str, Any]], Any]
 _Norms = dict[str, tuple[Magnitude, dict[str, Magnitude]]]
 
 
@@ -200,3 +206,105 @@ def _pulled(
     for some in units.split(max(1, int(_ONCE / largest))):
         seeds = some[:, None].expand(-1, len(end), -1).reshape(-1, *end.shape)
         yield torch.func.vmap(lambda seed: pull(seed)[0])(seeds)
+
+
+def local(result: Pass, step: Step) -> tuple[Local, tuple[float, float]] | None:
+    """An operation as a function of what it reads, with two derivatives at the centre, and their errors."""
+    record, node = record_of(step.node), step.node
+    centre = result.enclosures[node.name].value
+    name = next(iter(step.names.values()))
+    if node.op == "surefoot.scalar":
+        x = result.enclosures[name].value
+        _, slope, bend = rounded_derivatives(node.arguments["function"], Rounded.exact(x), 2)
+        errors = (float(slope.error.max()), 2 * float(bend.error.max())) if x.numel() else (0.0, 0.0)
+        require_moderate(slope.value, bend.value)
+
+        def scalar(reads: Mapping[str, Any]) -> Any:
+            move = reads[name] - x
+            return centre + slope.value * move + bend.value * move.square()
+
+        return scalar, errors
+    if record.near is not None and len(step.names) == 1:
+        x, call = result.enclosures[name].value, Call(node, result.enclosures)
+        near = record.near(call, torch.zeros_like(x))
+        if near is None or not math.isfinite(near.first + near.second):
+            return None
+
+        def quadratic(reads: Mapping[str, Any]) -> Any:
+            model = record.near(call, reads[name] - x)  # type: ignore[misc]
+            return centre + model.change  # type: ignore[union-attr]
+
+        return quadratic, (near.first, near.second)
+    if record.form_of(node) not in PLAIN and record.rounds_at(node):
+        return None
+    return (lambda reads: run_in_double(node, reads)), (0.0, 0.0)
+
+
+def roundings(result: Pass, step: Step, slot: Slot) -> float:
+    """The relative error of applying a Jacobian or its transpose; see the module. Where the error of derivatives
+    is stated, it contains that of the sums, and what is left are products of a few numbers.
+    """
+    if step.node.op == "surefoot.scalar" or record_of(step.node).near is not None:
+        return SLACK_UNIT
+    terms = step.bounds.reduction + 16.0
+    entries = summands(step, slot, result.enclosures[step.names[slot]].numel) + 16.0
+    return 2 * (terms**2 + entries * math.sqrt(terms)) * 2.0**-53
+
+
+def sample_labels(result: Pass, count: int) -> dict[str, Tensor]:
+    """The sample that each entry of a tensor belongs to, for tensors of which the entries of a sample depend on
+    the variables and on the entries of the same sample only.
+
+    Layout operations move the labels as they move numbers. Element by element nothing changes. A linear layer
+    mixes the last dimension, other operations whatever is in a row: these must have one label each. What reads
+    variables only may be labelled at will, and so may entries that do not vary.
+    """
+    labels: dict[str, Tensor] = {}
+    variables = set(result.region.variables)
+    for step in result.steps:
+        node, shape = step.node, step.node.specs[0].shape
+        read = {slot: name for slot, name in step.names.items() if name not in variables}
+        value = result.enclosures[node.name].value
+        if any(name not in labels for name in read.values()):
+            continue
+        form = record_of(node).form_of(node)
+        if not isinstance(value, Tensor):
+            if form is Form.LAYOUT and len(read) == len(step.names):
+                labels[node.name] = run_in_double(node, _labelled(result, node, labels))
+            continue
+        line = torch.arange(count, dtype=torch.float64, device=value.device)
+        if not read:
+            if shape[:1] == (count,):
+                labels[node.name] = line.reshape(-1, *[1] * (len(shape) - 1)).expand(shape)
+        elif form is Form.LAYOUT and len(read) == len(step.names):
+            found = run_in_double(node, _labelled(result, node, labels))
+            free, own = found.isnan(), line.reshape(-1, *[1] * (len(shape) - 1))
+            if shape[:1] == (count,) or not bool(free.any()):
+                labels[node.name] = torch.where(free, own, found) if bool(free.any()) else found
+        elif form is Form.ELEMENTWISE and len(read) == 1:
+            labels[node.name] = labels[next(iter(read.values()))]
+        else:
+            kept = len(shape) - 1 if is_linear(node) else 1
+            if not is_linear(node) and not read.keys() <= step.row_slots:
+                continue
+            lines = [labels[name].unsqueeze(-1) for name in read.values()]
+            if any(part.dim() <= kept for part in lines):
+                continue
+            lines = [part.flatten(kept) for part in lines]
+            if any(part.shape[:kept] != shape[:kept] or not part.shape[kept] for part in lines) or not shape:
+                continue
+            first = lines[0][..., 0]
+            if all(bool((part == first[..., None]).all()) for part in lines):
+                labels[node.name] = first.reshape(*first.shape, *[1] * (len(shape) - kept)).expand(shape)
+    return labels
+
+
+def _labelled(result: Pass, node: Node, labels: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What a layout operation reads: labels, none of numbers that do not vary, and what chooses entries."""
+    values = {name: result.enclosures[name].value for name in node.inputs}
+    none = {
+        n: torch.full_like(v, math.nan)
+        for n, v in values.items()
+        if isinstance(v, Tensor) and v.is_floating_point()
+    }
+    return values | none | {name: labels[name] for name in node.inputs if name in labels}
