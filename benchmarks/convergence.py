@@ -134,9 +134,7 @@ def _when(problem: Problem, method: Any) -> list[str]:
     objective = sf.CrossEntropy(y) if problem.ridge else sf.Square(y)
     missing = ""
     for steps in range(MOST_STEPS + 1):
-        verdict = sf.convergence(model, x, objective, ridge, method, "low")
-        if not verdict.proved and verdict.missing < 100:
-            verdict = sf.convergence(model, x, objective, ridge, method)
+        verdict = sf.convergence(model, x, objective, ridge, method)
         if verdict.proved:
             residual, count = f"{verdict.hypotheses[0].value:.1e}", f"{verdict.iterations(1e-12):,}"
             return [problem.name, NAMES[method], str(steps), residual, missing, f"{verdict.distance:.1e}", count]
@@ -221,7 +219,7 @@ def _large(samples: int) -> list[str]:
     torch.manual_seed(0)
     model = _mlp(64, 1000, 900, 10)().double()
     (x, y), found = digits(samples, classes=True), []
-    taken = seconds(lambda: found.append(sf.convergence(model, x, sf.Square(y), effort="low")))
+    taken = seconds(lambda: found.append(sf.convergence(model, x, sf.Square(y))))
     (sigma,) = (
         hypothesis.bound.removeprefix("≥ ") for hypothesis in found[0].hypotheses if hypothesis.symbol == "σ"
     )

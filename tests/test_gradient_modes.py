@@ -51,7 +51,7 @@ def _shortened(chain: sf.Chain, objective: sf.objectives.Objective) -> float:
 
 def _matrices(chain: sf.Chain, objective: sf.objectives.Objective) -> list[float]:
     layers = sf.oracles.linear_quadratic(chain, objective)
-    return [float(part.dense().double().sum()) for one in layers for part in (one.A, one.B, one.P, one.Q, one.R)]
+    return [float(part.double().sum()) for one in layers for part in (one.A, one.B, one.P, one.Q, one.R)]
 
 
 Call = Callable[[nn.Module, Tensor, Tensor], Any]

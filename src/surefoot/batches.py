@@ -25,7 +25,7 @@ from torch.utils.data import (
 
 from surefoot.errors import CaptureError, EvaluationError, ObjectiveError, describe
 from surefoot.graph import Graph
-from surefoot.graph.checks import as_inputs, as_targets, check_inputs
+from surefoot.program.checks import as_inputs, as_targets, check_inputs
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _AT_ONCE = 2**20  # pieces of samples that are multiplied by weights

@@ -282,8 +282,6 @@ def damped_rate(kappa: float, sigma: float, weight: float) -> float:
     .. math:: F(u + v) \le \min_v\tfrac\mu2\|r + Jv\|^2 + \tfrac\kappa2\|v\|^2
         = \tfrac\mu2\,r^\top\kappa(\mu JJ^\top + \kappa I)^{-1}r \le \frac{\kappa}{\kappa + \mu\sigma^2}F(u) .
 
-    :meth:`surefoot.optim.GaussNewton.foresee` uses it for whole runs.
-
     >>> damped_rate(1.0, 1.0, 3.0)
     0.25
     """

@@ -241,6 +241,11 @@ def out_of_place(target: Any) -> Any:
     return getattr(packet, target._overloadname, None)
 
 
+def in_transform() -> bool:
+    """Whether a transform of ``torch.func`` is at work, whose tensors say nothing of the gradient."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def python_dispatcher() -> AbstractContextManager[Any]:
     """Run composite operations by the formulas in Python, which know no fused kernels."""
     return enable_python_dispatcher()
@@ -334,7 +339,7 @@ __all__ = [
     "STANDARD_TABLES", "TABLES", "BatchNormalisation", "Dropout", "FakeTensor", "FakeTensorMode",
     "HigherOrderOperator", "OpOverload", "OpOverloadPacket", "TorchDispatchMode", "bags", "children_of",
     "constants_allowed", "decompositions", "distributions_unchecked", "global_forward_hooks", "global_hooks",
-    "hard_sigmoid", "is_sharded", "is_view", "out_of_place", "pre_hooks_of",
+    "hard_sigmoid", "in_transform", "is_sharded", "is_view", "out_of_place", "pre_hooks_of",
     "python_dispatcher", "scattered", "schema_of", "seeks_shortcut", "set_writes_of", "storage_of",
     "tree_leaves", "tree_map", "with_buffer", "writes_of",
 ]  # fmt: skip

@@ -15,7 +15,7 @@ from surefoot.calculus.analysis import Analysis
 from surefoot.calculus.forward import Shared, forward
 from surefoot.domains import DomainError
 from surefoot.enclosure import norm
-from surefoot.graph.checks import as_inputs, selected
+from surefoot.program.checks import as_inputs, selected
 
 
 class Scaled(nn.Module):

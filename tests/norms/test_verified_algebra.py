@@ -8,18 +8,11 @@ import flint
 import pytest
 import torch
 from flint import arb, arb_mat
-from torch import nn
 
-from judges.exact import stored, truth
-from surefoot.calculus.analysis import Analysis
 from surefoot.norms import verified
 from surefoot.norms.blocked import Factor, Symmetric
 from surefoot.norms.verified import largest_eigenvalue, least_solution, product, smallest_eigenvalue
 from surefoot.scalar import Rounded
-from surefoot.theorems.layered import read_layers
-from surefoot.theorems.linear import Linearised, jacobian_rows
-from surefoot.theorems.relative import dominated
-from theorems.small_networks import data, linearised, perceptron
 
 
 def matrix(size: int, spread: float, seed: int) -> torch.Tensor:
@@ -91,47 +84,6 @@ def test_the_least_solution_is_not_longer_than_its_bound(seed: int) -> None:
     assert bound <= exact * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("layered", [True, False])
-@pytest.mark.parametrize("activation", [nn.Tanh, nn.Softplus, nn.GELU])
-def test_the_gram_matrix_contains_the_exact_one(activation: type[nn.Module], layered: bool) -> None:
-    model = perceptron(2, 3, 3, 2, activation=activation)
-    x, y = data(3, 2, 2)
-    analysis = Analysis.of(model, x)
-    read = read_layers(analysis)
-    assert read is not None
-    known = read if layered else jacobian_rows(analysis)
-    gram = known.times(0, 6, known, 6)  # type: ignore[arg-type]
-    off = float(read.outputs.error.max())
-    found = Linearised.of(Symmetric.dense(gram), read.outputs.value, 3 * off, y)
-    with flint.ctx.workprec(200):
-        point = {p: stored(p) for p in model.parameters()}
-        rows = [
-            truth(lambda: model(x), model, point, weights=[float(k == i) for k in range(6)]).gradient
-            for i in range(6)
-        ]
-        for i, a in enumerate(rows):
-            for j, b in enumerate(rows):
-                exact = sum((s * t for s, t in zip(a, b, strict=True)), arb(0))
-                off = abs(exact - arb(float(gram.value[i, j])))
-                assert off <= arb(float(gram.error.expand(6, 6)[i, j]))
-    jacobian, residual = linearised(model, x, y)
-    smallest = float(torch.linalg.svdvals(jacobian)[-1])
-    assert found.sigma <= smallest * (1 + 1e-12)
-    assert found.sigma >= smallest * (1 - 1e-4)
-    assert float(residual.norm()) <= found.length * (1 + 1e-12)
-
-
-def test_domination_is_neither_too_small_nor_far_too_large() -> None:
-    generator = torch.Generator().manual_seed(0)
-    gram, form = matrix(7, 1e-3, 0), matrix(7, 1e-2, 1)
-    units = torch.randn(4, 7, dtype=torch.float64, generator=generator)
-    level = dominated(Rounded.exact(gram), Rounded.exact(form), Rounded.exact(units))
-    inverse = torch.linalg.inv(torch.linalg.cholesky(gram))
-    exact = max(float(torch.linalg.eigvalsh(inverse @ (q[:, None] * form * q) @ inverse.mT)[-1]) for q in units)
-    assert exact <= level * (1 + 1e-10)
-    assert level <= 1.05 * exact
-
-
 @pytest.mark.parametrize("panel", [1, 3, 5, 64])
 def test_by_panels_it_is_the_same_matrix(panel: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eigenvalues, products and the least solution, against exact arithmetic and the dense matrix."""
@@ -170,14 +122,3 @@ def test_a_factor_that_is_wrong_proves_nothing() -> None:
     assert float(torch.linalg.matrix_norm(off, 2)) <= whole.apart(factor, 0.05) <= 3 * float(off.norm())
     assert isinstance(factor, Factor)
     assert whole.factor(0.2) is None
-
-
-def test_rows_of_the_gram_matrix_are_those_of_the_whole() -> None:
-    model = perceptron(2, 3, 3, 2)
-    x, _ = data(5, 2, 2)
-    layered = read_layers(Analysis.of(model, x))
-    assert layered is not None
-    for start, stop in ((0, 3), (3, 7), (7, 10), (9, 10)):
-        part = layered.times(start, stop, layered, stop)
-        off = (part.value - layered.gram.value[start:stop, :stop]).abs()
-        assert bool((off <= part.error + layered.gram.error[start:stop, :stop]).all())

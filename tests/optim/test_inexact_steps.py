@@ -12,7 +12,7 @@ import surefoot as sf
 from judges.steps import DenseModel, flat
 from surefoot.optim import GaussNewton, Newton
 from surefoot.optim.forcing import Forcing
-from surefoot.oracles.primal import Primal
+from surefoot.oracles.gauss_newton import Primal
 from surefoot.oracles.problem import Problem
 
 F64 = torch.float64

@@ -16,7 +16,7 @@ import surefoot as sf
 from surefoot.objectives import CrossEntropy, Square
 from surefoot.optim import GaussNewton, Newton, OptimizerError
 from surefoot.oracles import OracleError
-from surefoot.oracles.search_along import armijo
+from surefoot.oracles.search import armijo
 
 F64 = torch.float64
 X = torch.randn(24, 4, dtype=F64, generator=torch.Generator().manual_seed(0))

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import surefoot as sf
 from judges.steps import DenseModel, flat
 from surefoot.objectives import CrossEntropy, Ridge
 from surefoot.optim import GaussNewton, Newton
@@ -106,19 +105,3 @@ def test_adapted_steps_descend_with_a_regulariser_to_the_minimum() -> None:
         assert last < (1e-6 if kind is Newton else 0.1 * first)  # the model of Gauss-Newton is not that of F
     with pytest.raises(TypeError, match=r"takes a surefoot\.objectives\.Ridge"):
         GaussNewton(model, CrossEntropy(), regularizer=0.1)  # type: ignore[arg-type]
-
-
-def test_the_dual_starts_where_the_last_solve_ended() -> None:
-    """With the same data the second solve is given the change of the output that the first one predicted."""
-    model = network()
-    optimizer = GaussNewton(model, CrossEntropy(), method="dual", damping=1.0)
-    optimizer.step(X, Y)
-    known = optimizer.extra_state()["change"]
-    assert known.shape == (12, 3)
-    cold = sf.oracles.gauss_newton(sf.Chain(model, X), CrossEntropy(Y), kappa=1.0)
-    before = copy.deepcopy(dict(model.named_parameters()))
-    optimizer.step(X, Y)
-    for name, value in model.named_parameters():
-        assert torch.allclose(value, before[name] + cold.direction[name], rtol=1e-9, atol=1e-13)
-    optimizer.step(X[:7], Y[:7])  # other data, another size
-    assert optimizer.extra_state()["change"].shape == (7, 3)

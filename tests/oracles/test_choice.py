@@ -12,10 +12,9 @@ import surefoot as sf
 from judges.layered import MODELS, build, objectives
 from judges.steps import DenseModel
 from surefoot.oracles import steps
-from surefoot.oracles.choice import choose_gauss_newton, choose_newton
-from surefoot.oracles.factor import factor_of
+from surefoot.oracles.choice import Choice, choose_gauss_newton, choose_newton
+from surefoot.oracles.losses import columns_of, factor_of
 from surefoot.oracles.problem import Problem
-from surefoot.oracles.steps import sizes_of
 
 F64 = torch.float64
 
@@ -24,6 +23,10 @@ def _problem(model: nn.Module, x: torch.Tensor, classes: int) -> Problem:
     y = torch.zeros(len(x), dtype=torch.long)
     y[-1] = classes - 1
     return Problem(sf.Chain(model, x), sf.CrossEntropy(y))
+
+
+def _chosen(problem: Problem, tolerance: float, most: int | None = None) -> Choice:
+    return choose_gauss_newton(problem, columns_of(problem), tolerance, most)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -40,19 +43,19 @@ def test_the_choice_follows_the_sizes() -> None:
     """Many rows and few parameters, few rows and many parameters, many of both, samples that meet."""
     torch.manual_seed(0)
     few = _problem(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), torch.randn(2000, 4), 2)
-    assert choose_gauss_newton(sizes_of(few), 1e-6).method == "primal_gram"
+    assert _chosen(few, 1e-6).method == "primal_gram"
     wide = _problem(nn.Sequential(nn.Linear(784, 512), nn.Tanh(), nn.Linear(512, 10)), torch.randn(8, 784), 10)
-    assert choose_gauss_newton(sizes_of(wide), 1e-6).method == "dual_gram"
+    assert _chosen(wide, 1e-6).method == "dual_gram"
     both = _problem(nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10)), torch.randn(3000, 64), 10)
-    assert choose_gauss_newton(sizes_of(both), 0.1, 10).method == "primal"
+    assert _chosen(both, 0.1, 10).method == "primal"
     met = nn.Sequential(nn.Linear(4, 30), nn.BatchNorm1d(30), nn.Tanh(), nn.Linear(30, 2))
-    assert choose_gauss_newton(sizes_of(_problem(met, torch.randn(500, 4), 2)), 1e-6).method in ("primal", "dual")
-    assert choose_newton(sizes_of(both), 1e-5).method == "cg"
+    assert _chosen(_problem(met, torch.randn(500, 4), 2), 1e-6).method in ("primal", "dual")
+    assert choose_newton(both, 1e-5).method == "cg"
 
 
 def test_what_would_not_fit_is_not_chosen() -> None:
     model = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 1000))
-    costs = choose_gauss_newton(sizes_of(_problem(model, torch.randn(128, 64), 1000)), 1e-6).costs
+    costs = _chosen(_problem(model, torch.randn(128, 64), 1000), 1e-6).costs
     assert costs["dual_gram"] == costs["primal_gram"] == math.inf
 
 
@@ -82,9 +85,9 @@ def test_a_factor_that_follows_iterations_counts_twice_and_so_do_small_operation
     """Few parameters beside many rows of the dual; an iteration on the parameters of a small layer is overhead."""
     torch.manual_seed(0)
     small = _problem(nn.Sequential(nn.Linear(20, 8), nn.Tanh(), nn.Linear(8, 10)), torch.randn(32, 20), 10)
-    assert choose_gauss_newton(sizes_of(small), 1e-6).method == "primal_gram"
+    assert _chosen(small, 1e-6).method == "primal_gram"
     linear = _problem(nn.Linear(30, 50), torch.randn(16, 30), 50)
-    assert choose_gauss_newton(sizes_of(linear), 1e-6).method == "dual_gram"
+    assert _chosen(linear, 1e-6).method == "dual_gram"
 
 
 def test_the_choice_of_a_newton_step_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,6 @@ LOSSES: dict[str, tuple[Any, Tensor]] = {
 ORACLES: dict[str, Callable[..., Any]] = {
     "gradient": lambda *given: gradient(*given, kappa=2.0),
     "dual": lambda *given: gauss_newton(*given, method="dual"),
-    "gram": lambda *given: gauss_newton(*given, method="dual_gram", regularizer=sf.Ridge(0.1)),
     "auto": lambda *given: gauss_newton(*given, regularizer=sf.Ridge(0.1)),
     "newton": lambda *given: newton(*given, kappa=2.0, method="cg", tolerance=1e-13),
 }
@@ -66,26 +65,6 @@ def test_directions_are_those_of_the_joined_batch(oracle: str, name: str) -> Non
     assert parts.model_decrease == pytest.approx(whole.model_decrease, rel=1e-10)
     for path, direction in whole.direction.items():
         assert torch.allclose(parts.direction[path], direction, rtol=0, atol=1e-10)
-
-
-def test_gram_matrices_of_layers_of_several_kinds() -> None:
-    """Convolutions, a layer that is used twice and scales have rows in place of factors."""
-    torch.manual_seed(2)
-    twice = nn.Linear(12, 12)
-    layers = (
-        nn.Unflatten(1, (1, 2, 2)),
-        nn.Conv2d(1, 3, 2, padding=(1, 0)),
-        nn.Tanh(),
-        nn.Flatten(),
-        nn.Linear(9, 12),
-    )
-    model = nn.Sequential(*layers, twice, nn.Tanh(), twice, nn.LayerNorm(12), nn.Linear(12, 3)).double()
-    x, y = _inputs(), CLASSES
-    whole = gauss_newton(sf.Chain(model, x), sf.CrossEntropy(y), method="dual")
-    parts = gauss_newton(sf.Chain(model, _pieces(x, y)), sf.CrossEntropy(), method="dual_gram")
-    assert "Gram matrix" in parts.status
-    for path, direction in whole.direction.items():
-        assert torch.allclose(parts.direction[path], direction, rtol=0, atol=1e-9)
 
 
 class _Named(nn.Module):

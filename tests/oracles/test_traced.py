@@ -17,7 +17,7 @@ from surefoot.chain.autodiff import Autodiff
 from surefoot.chain.recorded import Recorded
 from surefoot.chain.traced import Traced
 from surefoot.oracles import problem as problems
-from surefoot.oracles.primal import Primal
+from surefoot.oracles.gauss_newton import Primal
 from surefoot.oracles.problem import Problem
 
 NAMES = ["mlp", "residual", "dense", "resnet18", "vgg16-batchnorm", "vit", "gpt", "autoencoder"]

@@ -16,18 +16,14 @@ import surefoot as sf
 from surefoot.batches import Batches
 from surefoot.certificate.pieces import InPieces
 from surefoot.optim import GaussNewton, Newton, ProvedEpochs
-from surefoot.oracles.factor import factor_of
-from surefoot.oracles.gram_pieces import assemble_pieces
 from surefoot.oracles.problem import Problem
 from surefoot.processes import Processes
-from surefoot.theorems.pieces import Pieces
 
 Part = tuple[Tensor, Tensor]
 ORACLES: dict[str, tuple[Any, dict[str, Any]]] = {
     "gradient": (sf.oracles.gradient, {"kappa": 2.0}),
     "primal": (sf.oracles.gauss_newton, {"method": "primal", "regularizer": sf.Ridge(0.1)}),
     "dual": (sf.oracles.gauss_newton, {"method": "dual"}),
-    "gram": (sf.oracles.gauss_newton, {"method": "dual_gram", "regularizer": sf.Ridge(0.1)}),
     "conjugate": (sf.oracles.newton, {"method": "cg", "kappa": 0.5}),
 }
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -87,11 +83,11 @@ def calls(model: nn.Module, loader: Any, **group: Any) -> dict[str, Any]:
     return {
         "evaluate": lambda: sf.evaluate(model, loader, loss, **group),
         "certify": lambda: sf.certify(model, loader, objective=loss, domain=sf.Ball(0.02), **group),
-        "convergence": lambda: sf.convergence(model, loader, loss, method="newton", effort="low", **group),
+        "convergence": lambda: sf.convergence(model, loader, loss, method="newton", **group),
         "gradient": lambda: sf.oracles.gradient(sf.Chain(model, loader), loss, **group),
         **{
             f"gauss_newton, {method}": partial(_gauss_newton, model, loader, method=method, **group)
-            for method in ("auto", "dual", "dual_gram")
+            for method in ("auto", "dual")
         },
         "newton": lambda: sf.oracles.newton(sf.Chain(model, loader), loss, kappa=1.0, method="cg", **group),
         "CertifiedDescent": lambda: sf.CertifiedDescent(model, loss, **group).step(loader),
@@ -144,8 +140,8 @@ def bursts(network: nn.Module, batches: list[Part], **group: Any) -> tuple[Any, 
 
 
 def sent(network: nn.Module, part: Part, group: Any) -> list[int]:
-    """Bytes that this process hands over: a pull-back, a push-forward, factors of a Gram matrix, its blocks, and a
-    certificate at the weights.
+    """Bytes that this process hands over: a pull-back, a push-forward, and a certificate
+    at the weights.
     """
     x, y = part
     processes = Processes(group)
@@ -153,19 +149,12 @@ def sent(network: nn.Module, part: Part, group: Any) -> list[int]:
     asked: list[Any] = [
         lambda: problem.autodiff.pullback(problem.slope),
         lambda: problem.autodiff.pushforward(problem.parameters),
-        lambda: assemble_pieces(problem, factor_of(problem, torch.float64)),
     ]
     found = []
     for ask in asked:
         before = processes.sent
         processes.led(lambda ask=ask: ask() is None, problem.serve)  # type: ignore[misc]
         found.append(processes.sent - before)
-    square = sf.Square(network(x).detach())
-    batches = Batches([(x, square.targets)] if len(y) else [], ordered=True)
-    pieces = Pieces(network, batches, square.bound_to(None), processes)
-    before = processes.sent
-    pieces.led(lambda: pieces.gram() is None)
-    found.append(processes.sent - before)
     batches, before = Batches([(x, y)] if len(y) else [], ordered=True), processes.sent
     InPieces(network, batches, sf.CrossEntropy(), processes=processes).certify(sf.Ball(0.0))
     found.append(processes.sent - before)

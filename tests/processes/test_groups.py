@@ -473,19 +473,13 @@ def test_wrapped_models(two: Outcome) -> None:
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_what_crosses_is_what_the_page_says(two: Outcome, four: Outcome, size: int) -> None:
-    parameters, outputs, factors = 67, 90, 30 * (4 + 3 * 8 + 8 + 3 * 3)  # inputs of layers, slopes for each output
+    parameters, outputs = 67, 90
     pull = 8 * (outputs + parameters), 8 * parameters
     push = 8 * (parameters + outputs), 8 * outputs
     for rank, part in enumerate(two if size == 2 else four):
-        *passes, sent, blocks, certificate = part["answers"]["sent"]
+        *passes, certificate = part["answers"]["sent"]
         for found, predicted in zip(passes, (pull, push), strict=True):
             assert 0 < found - predicted[min(rank, 1)] < 300  # words, and that all went well
-        share = size * len(parts_of(SHARES[size])[rank][1]) / len(data()[1])
-        assert 0 < sent - (8 * factors // size * share if rank else 0) < 3000  # names of parameters too
-        rows = [3 * len(y) for _, y in parts_of(SHARES[size])]
-        own = 16 * rows[rank] * sum(rows[: rank + 1])  # values and errors of a triangle, by its rows
-        inputs, told = rows[rank] // 3 * 4 * 8, rows[rank] * (1 + 1) * 8  # and targets, outputs
-        assert 0 < blocks - inputs - (own + told if rank else 0) < 6000
         assert 0 < certificate - 8 * (parameters + parameters**2) < 12_000  # constants, and what process 0 returns
 
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from surefoot.bounds.size import Sizes, forward, leaves
 from surefoot.bounds.tensor_size import Size, unknown, within
 from surefoot.domains import Box, Domain, DomainError, ProductBall, Region
-from surefoot.graph.checks import as_inputs
 from surefoot.magnitude import Magnitude
 from surefoot.program import Program, differentiate, trace
+from surefoot.program.checks import as_inputs
 
 Wrt = Literal["params", "input"]
 

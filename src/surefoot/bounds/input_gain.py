@@ -1,7 +1,7 @@
 r"""How much larger a difference of inputs may come out of a network: sharper than the product of norms.
 
 Between two inputs of the domain every tensor differs by something linear in :math:`v = (\xi, w)`
-(:mod:`surefoot.norms.multipliers`): linear primitives, and products with fixed tensors, apply themselves, scalar
+(:mod:`surefoot.bounds.multipliers`): linear primitives, and products with fixed tensors, apply themselves, scalar
 functions have slopes in the range of their derivative over the reachable interval of every entry (the mean-value
 theorem), and of other primitives of one tensor the Lipschitz constant is used. A linear primitive is run on the
 columns; with its norm J a column a that is off by e arrives off by at most
@@ -24,11 +24,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from surefoot.bounds.multipliers import Bounded, Linear, System
 from surefoot.bounds.scalars import enclose
 from surefoot.bounds.size import Sizes, Step
 from surefoot.norms import spectral_norm
 from surefoot.norms.hermitian import up
-from surefoot.norms.multipliers import Bounded, Linear, System
 from surefoot.program.labels import samples
 
 _IMPROVED = 384  # entries of v up to which multipliers are improved

@@ -1,7 +1,7 @@
 r"""How much larger a difference of inputs may come out of a network: sharper than the product of norms.
 
 Between two inputs of the domain every tensor differs by something linear in :math:`v = (\xi, w)`
-(:mod:`surefoot.norms.multipliers`): operations that are affine in what varies apply their linear part, scalar
+(:mod:`surefoot.bounds.multipliers`): operations that are affine in what varies apply their linear part, scalar
 functions have slopes in the range of their derivative over the reachable interval of every entry (the mean-value
 theorem), and of other operations of one tensor the Lipschitz constant is used. The linear parts are found by
 running the operations on the columns; with the Jacobian J of the forward pass a column a that is off by e arrives
@@ -26,12 +26,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from surefoot.bounds.multipliers import Bounded, Linear, System
 from surefoot.calculus.forward import Pass, Step
 from surefoot.enclosure import Spec
 from surefoot.graph.structure import Graph, Ref
 from surefoot.norms import spectral_norm
 from surefoot.norms.hermitian import up
-from surefoot.norms.multipliers import Bounded, Linear, System
 from surefoot.operations.call import Call
 from surefoot.operations.common import rows_of
 from surefoot.operations.evaluation import run_in_double

@@ -17,13 +17,13 @@ from surefoot.domains import Domain, DomainError, Region
 from surefoot.enclosure import Enclosure, constant, measure, unknown_constant
 from surefoot.errors import ObjectiveError
 from surefoot.graph import Graph, Leaf, Source
-from surefoot.graph.checks import as_inputs
 from surefoot.graph.compose import Naming, compose
 from surefoot.graph.nodes import Node, Ref, Spec, fresh
 from surefoot.graph.structure import assemble
 from surefoot.magnitude import Magnitude
 from surefoot.operations.captured import capture
 from surefoot.operations.written_out import steps
+from surefoot.program.checks import as_inputs
 
 
 @runtime_checkable

@@ -213,7 +213,8 @@ class InPieces:
         if isinstance(whole.radius, float):
             inner = [(r, one.curvature.bounded(hessian * share)[0]) for r, one in balls.items() if r < math.inf]
             whole = near_weights(whole, balls[math.inf].value)
-            whole = from_weights(whole, whole.radius, inner) if inner else whole
+            if inner and isinstance(whole.radius, float):
+                whole = from_weights(whole, whole.radius, inner)
         penalty = next((part.penalty for part in parts if part.penalty is not None), None)
         if penalty is None:
             return whole

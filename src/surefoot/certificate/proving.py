@@ -104,8 +104,8 @@ def longest_radius(whole: Whole, gradient: float) -> float:
     r"""The radius of the ball on which the longest step is proved, looked for from the centre outwards.
 
     First the radius where :math:`r = g/L(r)` for the bound of the whole ball in one piece, to know the scale; then
-    shells of a part of that, until :math:`1/\bar L` (:func:`surefoot.guarantees.seen_from_weights`) does not reach the
-    edge. The last shell ends where it would just do so, interpolated.
+    shells of a part of that, until :math:`1/\bar L` (:func:`surefoot.guarantees.seen_from_weights`) does not reach
+    the edge. The last shell ends where it would just do so, interpolated.
     """
     high = gradient / float(whole.norm)
     low = high * 2.0**-16

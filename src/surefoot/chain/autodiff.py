@@ -19,7 +19,7 @@ from surefoot.chain.recorded import Recorded, Take, bound
 from surefoot.chain.traced import Traced, find, is_traced, refuse, trace
 from surefoot.errors import ChainError
 from surefoot.graph import Graph
-from surefoot.graph.checks import differentiable_attention, recordable, with_gradients
+from surefoot.program.checks import differentiable_attention, recordable, with_gradients
 
 
 class Autodiff:

@@ -23,8 +23,8 @@ from surefoot.chain.autodiff import Autodiff
 from surefoot.chain.recorded import Take, run_graph
 from surefoot.errors import ChainError
 from surefoot.graph import Graph
-from surefoot.graph.checks import with_gradients
 from surefoot.processes import Processes
+from surefoot.program.checks import with_gradients
 
 Piece = tuple[Graph, Sequence[Tensor]]
 Part = Callable[[Autodiff, slice, Take | None], Mapping[str, Tensor]]  # gradients of a batch, which one may take

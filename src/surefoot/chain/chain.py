@@ -22,10 +22,10 @@ from surefoot.chain.batched import Batched, Piece
 from surefoot.chain.cut import Computation, State, cut
 from surefoot.errors import ChainError
 from surefoot.graph import Graph
-from surefoot.graph.checks import is_loader, unwrapped
 from surefoot.graph.compose import Naming, compose, restrict
 from surefoot.operations.captured import capture
 from surefoot.processes import Processes
+from surefoot.program.checks import is_loader, unwrapped
 
 _Parameters = Mapping[str, Tensor]
 

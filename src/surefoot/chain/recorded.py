@@ -14,9 +14,9 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
 from surefoot.graph import Graph
-from surefoot.graph.checks import differentiable_attention
 from surefoot.graph.nodes import Node, in_double, run_widened
 from surefoot.graph.structure import outputs_of
+from surefoot.program.checks import differentiable_attention
 
 Values = Mapping[str, Any]
 Run = Callable[[Values], tuple[Any, ...]]

@@ -17,14 +17,13 @@ from surefoot.cli.frame import Outcome, UsageError, writing
 from surefoot.cli.subject import evaluated, objective_of, subject_of
 from surefoot.data import Dataset
 from surefoot.errors import SurefootError
-from surefoot.graph.checks import selected
 from surefoot.loading import optional
+from surefoot.program.checks import selected
 from surefoot.report import run_document, write_report
 from surefoot.report.page import written_whole
 from surefoot.theorems.record import METHODS
 
 _SHOWN = 8  # steps in the table
-_NEAR = 100.0  # the factor from which sharper constants are worth their cost
 
 
 @dataclass(frozen=True)
@@ -159,11 +158,8 @@ def converge(run: Run, method: str, ridge: float, json: bool, report: Path | Non
     optimizer = kind(model, objective, regularizer=regularizer)
     with output.progress("steps", run.steps) as advance:
         for taken in range(run.steps + 1):
-            verdict = sf.convergence(model, x, loss, regularizer, name, "low")
-            last = taken == run.steps
-            if not verdict.proved and (last or verdict.missing <= _NEAR):
-                verdict = sf.convergence(model, x, loss, regularizer, name)
-            if verdict.proved or last:
+            verdict = sf.convergence(model, x, loss, regularizer, name)
+            if verdict.proved or taken == run.steps:
                 break
             optimizer.step(x, y[: run.batch])
             advance(f"a factor of {verdict.missing:.2g} is missing")

@@ -10,29 +10,24 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from surefoot.graph.checks import (
-    as_inputs,
-    check_inputs,
-    check_model,
-    plainly,
-    refuse_masked_rows,
-    refuse_wrong_ids,
-)
 from surefoot.graph.flatten import masks_of
 from surefoot.graph.nodes import Source
 from surefoot.graph.preserve import preserved
 from surefoot.graph.read import Rewrite, dense, read
 from surefoot.graph.refusals import (
     refuse_effects,
+    refuse_masked_rows,
     refuse_other,
     refuse_other_derivative,
     refuse_severed,
     refuse_stored,
     refuse_unfaithful,
+    refuse_wrong_ids,
 )
 from surefoot.graph.structure import Graph, HeldCopies
 from surefoot.graph.survey import Survey
 from surefoot.graph.trace import trace
+from surefoot.program.checks import as_inputs, check_inputs, check_model, plainly
 
 _KEPT = 16  # captures per model; one that changes an attribute at every call would fill the memory
 _SMALL = 4096  # entries of a buffer whose every change makes a new graph, whatever reads it

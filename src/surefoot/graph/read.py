@@ -12,9 +12,9 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 
 from surefoot.errors import CaptureError
-from surefoot.graph.checks import span
 from surefoot.graph.nodes import PREFIX, Leaf, Node, Ref, Source, Spec, fresh, module_path, operation
 from surefoot.graph.structure import Graph, assemble
+from surefoot.program.checks import span
 from surefoot.torch_private import HigherOrderOperator, storage_of
 
 Rewrite = Callable[[Iterable[Node]], list[Node]]

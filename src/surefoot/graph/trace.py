@@ -25,12 +25,12 @@ from torch.export import ExportedProgram
 
 import surefoot
 from surefoot.errors import CaptureError, SurefootError
-from surefoot.graph.checks import select_outputs, with_gradients
 from surefoot.graph.flatten import Flat, MasksAsIndices, has_transforms, places_of
 from surefoot.graph.nodes import PREFIX, module_path
 from surefoot.graph.preserve import Change, Watch
 from surefoot.graph.survey import Survey
 from surefoot.loading import uncollected
+from surefoot.program.checks import select_outputs, with_gradients
 from surefoot.torch_private import (
     BatchNormalisation,
     FakeTensor,

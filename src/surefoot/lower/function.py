@@ -10,8 +10,8 @@ from torch import Tensor
 
 from surefoot.domains import Region
 from surefoot.graph import Graph
-from surefoot.graph.checks import differentiable_attention
 from surefoot.operations.evaluation import evaluate_in_double, fold_in_double
+from surefoot.program.checks import differentiable_attention
 
 _INSIDE = 1 - 2.0**-30  # points are this much inside the domain, so that rounding does not carry them out of it
 Objective = Callable[[Any], Tensor]

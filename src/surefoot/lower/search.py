@@ -21,9 +21,9 @@ from surefoot.attained import Estimate, LowerBound
 from surefoot.calculus.analysis import Analysis
 from surefoot.calculus.leaves import Wrt
 from surefoot.domains import Ball, Domain, DomainError, ProductBall
-from surefoot.graph.checks import plainly
 from surefoot.linear_solve import Flat, lowest_ritz
 from surefoot.lower.function import Derivatives, Function, Objective, Space
+from surefoot.program.checks import plainly
 
 _LONGEST, _GROWTH, _SHRINKAGE, _SHORTEST = 2.0, 1.5, 0.25, 1e-3  # steps of an ascent, in radii
 _GRADIENT_ERROR = 1e-12  # relative; taken off differences of gradients in double precision

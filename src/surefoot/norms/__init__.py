@@ -7,8 +7,7 @@
 * ``convolution``: the norm of PyTorch's convolutions, and the overlap of their patches;
 * ``blocked``: symmetric matrices by panels of rows, and their Cholesky factors;
 * ``verified``: linear algebra with a proof: products, extreme eigenvalues, least solutions, the norm of a large
-  symmetric matrix by its leading eigenvectors and the rest;
-* ``multipliers``: the norm of linear maps with operations of bounded slope between them.
+  symmetric matrix by its leading eigenvectors and the rest.
 """
 
 from surefoot.norms.convolution import convolution_norm, patch_overlap

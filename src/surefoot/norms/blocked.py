@@ -8,7 +8,7 @@ at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -40,27 +40,6 @@ class Symmetric:
             return Rounded(value[start:stop, :stop], error[start:stop, :stop])
 
         return Symmetric(len(value), rows)
-
-    @staticmethod
-    def of_blocks(size: int, blocks: Iterable[tuple[int, int, Rounded]]) -> Symmetric:
-        """The symmetric matrix of blocks that cover the lower triangle, each with its first row and column.
-
-        Its rows can be read by whole panels only.
-        """
-        starts = range(0, size, _PANEL)
-        panels = [
-            torch.zeros(2, min(_PANEL, size - s), min(s + _PANEL, size), dtype=torch.float64) for s in starts
-        ]
-        for row, column, block in blocks:
-            both = torch.stack([block.value, block.error.expand(block.value.shape)])
-            end = row + both.shape[1]
-            for start in starts[row // _PANEL : -(-end // _PANEL)]:
-                panel, first, last = panels[start // _PANEL], max(row, start), min(end, start + _PANEL)
-                width = min(both.shape[2], panel.shape[2] - column)
-                panel[:, first - start : last - start, column : column + width] = both[
-                    :, first - row : last - row, :width
-                ]
-        return Symmetric(size, lambda start, stop: Rounded(*panels[start // _PANEL]))
 
     def __neg__(self) -> Symmetric:
         return Symmetric(self.size, lambda start, stop: -self.rows(start, stop), self.panel)

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from surefoot.enclosure import norm
-from surefoot.graph.checks import differentiable_attention
 from surefoot.magnitude import Magnitude
 from surefoot.operations.call import Bounds, Call, Slot
 from surefoot.operations.evaluation import run_in_double
 from surefoot.operations.record import Form, record_of
+from surefoot.program.checks import differentiable_attention
 
 _UNIT = 2.0**-53
 _PLAIN = (Form.LAYOUT, Form.LINEAR, Form.PRODUCT)

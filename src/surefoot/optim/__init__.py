@@ -20,8 +20,7 @@
   that decides; ``burst_ledger``: what became of them; ``bursts``: records, states, batches; ``joint``:
   mini-batches of several processes.
 * ``second_order``: :class:`GaussNewton` and :class:`Newton`; ``damped``: what they share; ``forcing``: how
-  exactly they solve; ``trust_region``: damping by the length of steps;
-  ``preconditioning``: whether their conjugate gradients are preconditioned.
+  exactly they solve; ``trust_region``: damping by the length of steps.
 """
 
 from surefoot.optim.base import GuaranteedOptimizer, OptimizerError

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from surefoot.graph.checks import check_model, plainly, unwrapped
 from surefoot.objectives import Objective, Regularizer, Ridge
 from surefoot.optim.evaluation import Closure, OptimizerError, check_objective
 from surefoot.optim.known_function import KnownFunction
@@ -18,9 +17,9 @@ from surefoot.optim.record import Stationarity, StepRecord, best_stationarity
 from surefoot.optim.stored import Proposal
 from surefoot.optim.vectors import held_by
 from surefoot.optim.watch import Fingerprint, Watch
-from surefoot.theorems.deciding import Method
+from surefoot.program.checks import check_model, plainly, unwrapped
+from surefoot.theorems.deciding import Method, convergence
 from surefoot.theorems.record import Convergence
-from surefoot.theorems.waiting import proved_from_here
 from surefoot.torch_private import hooked
 
 Parameters = Iterable[Tensor] | Iterable[dict[str, Any]]
@@ -135,9 +134,7 @@ class GuaranteedOptimizer(KnownFunction):
             self._append(record, "the function" if self.changed else "the weights" if reset else "")
         if self.until is not None:
             with self._others_constant():
-                self.convergence = proved_from_here(
-                    self.model, x, self.objective.bound_to(y), self.ridge, self.theorem
-                )
+                self.convergence = convergence(self.model, x, self.objective.bound_to(y), self.ridge, self.theorem)
         if self.progress is not None:
             self.progress(self.history[-1])
         return record.loss

@@ -10,13 +10,13 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from surefoot.graph.checks import is_loader
 from surefoot.objectives import Objective
 from surefoot.optim.bursts import Average, EndlessBatches, Snapshot, built_up, only_looking
 from surefoot.optim.evaluation import OptimizerError, outputs_of
 from surefoot.optim.joint import NumberedBatches
 from surefoot.optim.pace import Pace, Verdict, best_rate
 from surefoot.optim.vectors import held_by
+from surefoot.program.checks import is_loader
 
 _FORWARD = 1 / 3  # the work of a forward pass, over that of a gradient
 _FEW, _PART = (2, 4), 0.2  # mini-batches of a trial of a rate, and of what judges it: least, most, part of all

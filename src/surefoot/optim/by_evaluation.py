@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from surefoot.batches import first_of
 from surefoot.chain import Chain
 from surefoot.graph import Graph
-from surefoot.graph.checks import as_inputs, is_loader
 from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError
 from surefoot.optim.directions import Chosen, Conjugate, Direction, Gradient, Linearised, Proposed, Proximal
 from surefoot.optim.evaluation import check_slope, loss_of, number
@@ -29,6 +28,7 @@ from surefoot.optim.watch import same_tensors
 from surefoot.optim.wolfe import Found, search
 from surefoot.oracles.problem import Problem
 from surefoot.processes import Processes
+from surefoot.program.checks import as_inputs, is_loader
 from surefoot.torch_private import BatchNormalisation
 from surefoot.valuation.normalising import Statistics
 from surefoot.valuation.streamed import StreamedValuer

@@ -20,7 +20,6 @@ from surefoot.chain import Chain
 from surefoot.chain.autodiff import Autodiff
 from surefoot.domains import Ball
 from surefoot.errors import EvaluationError, SurefootError
-from surefoot.graph.checks import is_loader
 from surefoot.objectives import Objective, Ridge
 from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError
 from surefoot.optim.forcing import Forcing, relaxed
@@ -29,8 +28,9 @@ from surefoot.optim.record import StepRecord
 from surefoot.optim.stored import Proposal, Tensors, norm_of, promised, resolution, rounded, square_of, stored
 from surefoot.optim.trust_region import next_radius, on_ball
 from surefoot.oracles.problem import OracleError, Problem, Step
-from surefoot.oracles.search_along import armijo
+from surefoot.oracles.search import armijo
 from surefoot.processes import Processes
+from surefoot.program.checks import is_loader
 
 Damping = Literal["adapted", "trust_region", "certified"] | float
 Solver = Callable[[float], Step]
@@ -275,7 +275,7 @@ class SecondOrder(GuaranteedOptimizer):
                 self._read = [] if self._ahead is None else [value.clone() for value in problem.chain.inputs]
                 rose = f"the loss rose by {after - problem.value:.3g}: take a larger damping" if ratio < 0 else ""
                 return Proposal(rounded(problem.parameters, move), 1 / step.kappa, note=rose)
-            slope = problem.dot(problem.gradient.values(), (move[name] for name in problem.gradient))
+            slope = sum(float((move[name].double() * g.double()).sum()) for name, g in problem.gradient.items())
             if self.line_search and slope < 0:
                 found = armijo(lambda t: problem.value_at(move, t), problem.value, slope, first=0.5)  # noqa: B023
                 if found is not None:

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from torch import nn
 
-from surefoot.graph.checks import is_loader
 from surefoot.objectives import Objective, Regularizer, Ridge
 from surefoot.optim.ahead import AHEAD, Ahead
 from surefoot.optim.base import Closure, GuaranteedOptimizer, OptimizerError, Parameters
@@ -15,6 +14,7 @@ from surefoot.optim.by_evaluation import ByEvaluation
 from surefoot.optim.evaluation import explained
 from surefoot.optim.record import StepRecord
 from surefoot.processes import Processes
+from surefoot.program.checks import is_loader
 
 
 class CertifiedDescent(GuaranteedOptimizer):

@@ -16,10 +16,9 @@ from torch import Tensor
 from surefoot.optim.forcing import Forcing, relaxed
 from surefoot.optim.point import Point
 from surefoot.optim.vectors import Tensors
-from surefoot.oracles.geodesic import accelerated
-from surefoot.oracles.primal import LOOSE
+from surefoot.oracles.gauss_newton import LOOSE
 from surefoot.oracles.problem import Problem, check_tolerance
-from surefoot.oracles.steps import gauss_newton_solver
+from surefoot.oracles.steps import accelerated, gauss_newton_solver
 
 _FIRST = 0.1  # length of the very first step along a gradient, relative to the weights
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.errors import SurefootError
-from surefoot.graph.checks import as_inputs, as_targets, selected
 from surefoot.graph.nodes import in_double
 from surefoot.objectives import Objective, as_objective
+from surefoot.program.checks import as_inputs, as_targets, selected
 from surefoot.valuation.streamed import batch_weight
 
 Closure = Callable[[], tuple[Tensor, Tensor]]

@@ -11,13 +11,13 @@ from torch import Tensor
 from surefoot.calculus.adjoint.gradient import ProvedGradient, proved_gradient
 from surefoot.calculus.analysis import Analysis
 from surefoot.graph import Graph
-from surefoot.graph.checks import is_loader
 from surefoot.objectives import Objective, Regularizer, Ridge
 from surefoot.operations.captured import capture
 from surefoot.optim.evaluation import Closure, OptimizerError, gradient_of, loss_of, number
 from surefoot.optim.held_parameters import HeldParameters
 from surefoot.optim.stored import InDouble
 from surefoot.processes import Processes
+from surefoot.program.checks import is_loader
 
 
 class KnownFunction(HeldParameters):

@@ -10,7 +10,6 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from surefoot.graph.checks import plainly, unwrapped
 from surefoot.objectives import Objective
 from surefoot.optim.all_data import AllData
 from surefoot.optim.burst_keeping import BurstKeeper
@@ -20,6 +19,7 @@ from surefoot.optim.evaluation import OptimizerError, check_objective, explained
 from surefoot.optim.joint import JointBatches
 from surefoot.optim.pace import Pace
 from surefoot.processes import Processes
+from surefoot.program.checks import plainly, unwrapped
 from surefoot.valuation.valuer import Evaluation
 
 _COOLING = 0.5  # the last part of the work on mini-batches, in which rates fall to zero

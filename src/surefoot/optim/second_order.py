@@ -5,25 +5,26 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from surefoot.certificate import Certificate
 from surefoot.guarantees import GuaranteeError, composite_iterations, gap_of, require_room, require_smooth
 from surefoot.objectives import Objective
 from surefoot.optim.damped import Proved, SecondOrder, Solver
 from surefoot.optim.evaluation import explained
-from surefoot.optim.preconditioning import Preconditioning
 from surefoot.optim.stored import Tensors, square_of
 from surefoot.oracles.dynamic import solve_dynamic
-from surefoot.oracles.geodesic import accelerated
-from surefoot.oracles.newton_conjugate import solve_conjugate
-from surefoot.oracles.primal import LOOSE
+from surefoot.oracles.gauss_newton import LOOSE
+from surefoot.oracles.newton import solve_conjugate
 from surefoot.oracles.problem import Problem, Step, check_tolerance
-from surefoot.oracles.steps import METHODS, NEWTON_METHODS, Method, gauss_newton_solver, newton_method
-from surefoot.theorems.majorised import DampedGaussNewton
-from surefoot.theorems.record import Convergence
-from surefoot.theorems.waiting import proved_from_here
+from surefoot.oracles.steps import (
+    METHODS,
+    NEWTON_METHODS,
+    Method,
+    accelerated,
+    gauss_newton_solver,
+    newton_method,
+)
 
 
 class GaussNewton(SecondOrder):
@@ -37,13 +38,9 @@ class GaussNewton(SecondOrder):
         method: ``"auto"`` or the name of one; see :func:`surefoot.oracles.gauss_newton`.
         tolerance: of the inner solver. By default, ``"auto"`` with a damping that is adapted solves inexactly, by
             the forcing sequence of :mod:`surefoot.optim.forcing`; everything else solves exactly.
-        accumulate: the precision of its vectors.
-        acceleration: whether steps are bent by their geodesic acceleration (:mod:`surefoot.oracles.geodesic`), for
-            methods with a Gram matrix; by default where ``"auto"`` with a damping that is adapted chose such a
-            method.
-        preconditioner: whether conjugate gradients on the parameters are preconditioned by Kronecker factors
-            (:mod:`surefoot.oracles.kronecker`); by default where that is predicted to pay and does
-            (:mod:`surefoot.optim.preconditioning`).
+        acceleration: whether steps are bent by their geodesic acceleration
+            (:func:`surefoot.oracles.steps.accelerated`), for methods with a Gram matrix; by default where
+            ``"auto"`` with a damping that is adapted chose such a method.
         options: ``damping``, ``line_search``, ``kappa``, ``regularizer``, ``params``, ``lower``, ``until``,
             ``progress``; see :class:`SecondOrder`.
 
@@ -66,9 +63,7 @@ class GaussNewton(SecondOrder):
         *,
         method: Method = "auto",
         tolerance: float | None = None,
-        accumulate: torch.dtype | None = torch.float64,
         acceleration: bool | None = None,
-        preconditioner: bool | None = None,
         **options: Any,
     ) -> None:
         if method not in METHODS:
@@ -79,42 +74,25 @@ class GaussNewton(SecondOrder):
         if acceleration and self.damping == "certified":
             raise ValueError("a certified step is not bent: its decrease is proved as it is")
         self.accelerates = method == "auto" and self.adapts if acceleration is None else acceleration
-        self.method, self.tolerance, self.accumulate = method, tolerance, accumulate
-        self._preconditioning = Preconditioning(preconditioner)
-        self.forget()
-
-    def forget(self) -> None:
-        """Drop where the next solve starts."""
-        super().forget()
-        self._preconditioning = Preconditioning(self._preconditioning.always)
-        self._change: Tensor | None = None  # of the output, predicted at the last solve; and of which data
-        self._data = ""
+        self.method, self.tolerance = method, tolerance
 
     def solver(self, problem: Problem, data: str) -> Solver:
-        """What does not depend on κ is kept from one to the next; the dual starts where the last solve ended."""
+        """What does not depend on κ is computed once."""
         exact = check_tolerance(self.tolerance, problem.output.dtype)
         tolerance, most = self.forced(exact) if self.tolerance is None and self.method == "auto" else (exact, None)
-        warm = self._change if data == self._data and self.method == "dual" else None
-        warm = None if warm is None or warm.shape != problem.output.shape else warm
         fine = min(tolerance, LOOSE)  # methods are compared at an accuracy that is that of the step
-        factors = self._preconditioning.factors
-        solver = gauss_newton_solver(
-            problem, self.method, fine, None, self.accumulate, warm, lambda: factors(problem)
-        )
+        solver = gauss_newton_solver(problem, self.method, fine)
         if solver.choice is not None:
             tolerance = tolerance if solver.choice.method == "primal" else fine
         problem.trace()  # once per graph
 
-        def found(kappa: float) -> Step:
+        def solved(kappa: float) -> Step:
             step = solver.solve(kappa, tolerance, most)
-            self._preconditioning.learn(step, most)
-            if self.method == "dual":
-                self._change, self._data = step.output_change, data
             if self.accelerates and solver.correct is not None:
                 return accelerated(problem, step, solver.correct)
             return step
 
-        return found
+        return solved
 
     def certified_kappa(self, certificate: Certificate) -> float:
         """See :func:`surefoot.guarantees.damping`."""
@@ -145,40 +123,10 @@ class GaussNewton(SecondOrder):
         require_room(certificate, most, eps)
         return composite_iterations(self.kappa, most, eps)
 
-    def foresee(self, x: Any, y: Any) -> Convergence:
-        """Fix the damping so that all steps on these data, from the present weights, have one proved rate.
-
-        The verdict is about the run before its first step (:class:`surefoot.theorems.DampedGaussNewton`): rate,
-        ball and ``iterations(eps)``. Where it is not proved, it says what is missing, and the damping stays.
-
-        Raises:
-            GuaranteeError: if the objective is not a square loss without a regulariser.
-
-        >>> import torch, surefoot as sf
-        >>> model, x = torch.nn.Linear(2, 1).double(), torch.eye(2).double()
-        >>> optimizer = GaussNewton(model, sf.Square())
-        >>> optimizer.foresee(x, torch.ones(2, 1).double()).iterations(1e-9)
-        1
-        """
-        with self._others_constant():
-            verdict = proved_from_here(self.model, x, self.objective.bound_to(y), self.ridge, "damped")
-        if isinstance(verdict.statement, DampedGaussNewton) and verdict.proved:
-            self.damping = self.kappa = verdict.statement.kappa
-        return verdict
-
     def curvature(self, proved: Proved, move: Tensors, certificate: Certificate) -> float:
         """That of the Gauss-Newton model with this κ, which majorises the objective; L‖v‖² where that is less."""
         square = square_of(move)
         return min(proved.bent(move) + self.kappa * square, float(certificate.smoothness) * square)
-
-    def extra_state(self) -> dict[str, Any]:
-        """Also where the next dual solve starts."""
-        return {**super().extra_state(), "change": self._change, "data": self._data}
-
-    def load_extra_state(self, state: dict[str, Any]) -> None:
-        """Take it back."""
-        super().load_extra_state(state)
-        self._change, self._data = state["change"], state["data"]
 
 
 class Newton(SecondOrder):

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.graph import Graph, Source
-from surefoot.graph.checks import as_inputs, differentiable_attention
 from surefoot.objectives import Objective
 from surefoot.operations.evaluation import evaluate_in_double
+from surefoot.program.checks import as_inputs, differentiable_attention
 
 Tensors = dict[str, Tensor]
 

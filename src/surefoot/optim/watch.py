@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.graph import Graph, Source
-from surefoot.graph.checks import as_inputs, as_targets
 from surefoot.graph.guard import Guard
+from surefoot.program.checks import as_inputs, as_targets
 from surefoot.torch_private import writes_of
 
 Tensors = dict[str, Tensor]

@@ -7,41 +7,36 @@ conjugate gradients, the costs are
 * a call of the automatic-differentiation oracle: 2T and the overhead of 2N operations;
 * conjugate gradients on the parameters or on the dual: 2k calls, and k times a few passes over vectors of
   parameters, with the overhead of these;
-* the Gram matrix of the parameters: c pull-backs to the layers' results, dp numbers of rows, :math:`dp^2/2` for
-  the product, :math:`p^3/6` for its factor;
-* that of the dual: the same pull-backs, for linear layers on vectors with q results in all
-  :math:`k(4d + 2n^2)q`, or where that is more than :math:`d^2q` and a factor, twice these: they follow iterations
-  of the same cost; for all other layers :math:`d^2/2` times their parameters;
-* dynamic programming: :func:`surefoot.complexity.layers.newton_layer` for each computation.
+* the rows: c pull-backs and dp numbers; a call for each row of what has no formula, or where samples meet;
+* the Gram matrix of the parameters: :math:`dp^2/2` for the product, :math:`p^3/6` for its factor;
+* that of the dual: :math:`k(4d + 2n^2)q` for layers that are stored as factors with q results in all, and 4kdp for
+  all others; or, where that is more than the Gram matrix and its factor, twice these;
+* dynamic programming: :func:`surefoot.complexity.layers.newton_layer` for each computation, and a pull-back
+  through it for each number of its states and for twice those of its parameters.
 
-A parameter whose rows have no formula, or samples that meet, take a call for every row. k is not known before; it
-is taken to be what conjugate gradients need where the damping is not tiny: a few for each factor of ten.
+k is not known before; it is taken to be what conjugate gradients need where the damping is not tiny: a few for
+each factor of ten. What needs a matrix that is too large costs infinitely much.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
-from surefoot.chain import Chain
 from surefoot.complexity.layers import computation_cost, newton_layer
-from surefoot.operations.common import separate
-from surefoot.operations.products import is_linear
-from surefoot.oracles.gram import FEW, MOST_DUAL, MOST_ROWS, taps
-from surefoot.oracles.kronecker import layers_of
-from surefoot.oracles.stages import LARGEST, stages
+from surefoot.oracles.problem import Problem
+from surefoot.oracles.quadratic import fits
+from surefoot.oracles.samples import FEW, MOST, bias_of, single, structure
 
 _OVERHEAD = 2e5  # of launching one operation
 _LOOP = 5  # operations on vectors in an iteration of conjugate gradients
 _ENTRY = 10.0  # an entry of an element-wise operation or of a vector that is passed over
-_VECTOR = 8.0  # a product of a matrix and a vector waits for memory
+_MEMORY = 8.0  # a product of a matrix and a vector waits for memory
 _FIRST, _LATER = 3.0, 1.8  # iterations for the first factor of ten, and the power of their number for more
 _HARDER = 1.2  # times as many for Newton's matrix, where residuals bend as well
-_EIGEN = 20.0  # eigenvectors of a matrix of size n: so many times n³
 _FACTOR = 3.0  # a Cholesky factor runs at a part of the speed of a product
+_LARGEST = 1 << 14  # size of a Gram matrix
 
 
 @dataclass(frozen=True)
@@ -61,39 +56,17 @@ def _short(cost: float) -> str:
     return f"{cost:.0f}" if cost < 1e4 else f"{cost:.0e}"
 
 
-class Sizes:
-    """What the costs of all methods are made of.
+class _Costs:
+    """What the costs of all methods are made of, for c columns of the factor of the loss."""
 
-    Args:
-        chain: the network and its batch.
-        samples: rows of the output.
-        columns: of the factor of the loss, for each sample.
-    """
-
-    def __init__(self, chain: Chain, samples: int, columns: int) -> None:
-        self.chain, self.n, self.c, self.d = chain, samples, columns, samples * columns
-        graph = chain.graph
-        layers = [computation_cost(computation) for computation in chain]
-        self.layers = layers
-        self.p = sum(leaf.spec.numel for leaf in graph.parameters)
-        products = sum(layer.products for layer in layers)
-        entries = sum(node.numel for node in graph.nodes)
-        self.forward = products + _ENTRY * entries + _OVERHEAD * len(graph.nodes)
-        self.call = 2 * products + 2 * _ENTRY * entries + 2 * _OVERHEAD * len(graph.nodes)
-        self.gradient = self.forward + self.call
-
-    @property
-    def rows(self) -> float:
-        """To reach the rows of the Jacobian: pull-backs to the layers, a call for each row without a formula."""
-        found, graph = taps(self.chain.graph, self.n), self.chain.graph
-        if not separate(graph, graph.nodes, [tap.node.name for tap in found], self.n):
-            return self.d * self.call
-        covered = {path for tap in found for path in tap.paths.values()}
-        few = sum(tap.node.numel for tap in found) <= FEW
-        launched = _OVERHEAD * len(graph.nodes)  # for all pull-backs together, where results are few
-        pulls = self.forward + self.c * (self.call / 2 - launched) + (launched if few else self.c * launched)
-        rest = any(leaf.path not in covered for leaf in graph.parameters)
-        return pulls + (self.d * self.call if rest else 0.0)
+    def __init__(self, problem: Problem, c: int) -> None:
+        graph, output = problem.chain.graph, problem.output
+        self.problem, self.n, self.c = problem, output.shape[0] if output.dim() else 1, c
+        self.d, self.p = self.n * c, problem.size
+        self.layers = [computation_cost(computation) for computation in problem.chain]
+        work = sum(layer.products for layer in self.layers) + _ENTRY * sum(node.numel for node in graph.nodes)
+        self.forward = work + _OVERHEAD * len(graph.nodes)
+        self.call, self.gradient = 2 * self.forward, 3 * self.forward
 
     def iterations(self, tolerance: float, most: int | None) -> float:
         """How many iterations conjugate gradients are taken to need."""
@@ -104,74 +77,73 @@ class Sizes:
         """Conjugate gradients: the gradient, the graph for push-forwards, iterations, a measurement."""
         return self.gradient + self.call + k * (calls * self.call + 6 * _ENTRY * self.p + _LOOP * _OVERHEAD)
 
-    @cached_property
-    def kronecker(self) -> tuple[float, float]:
-        """A preconditioner by Kronecker factors: to make it, and to apply it."""
-        make, apply = self.gradient, 6 * _ENTRY * self.p
-        for tap in layers_of(self.chain.graph):
-            outputs, weight = tap.node.specs[0], tap.paths.get("weight")
-            o = outputs.shape[-1] if is_linear(tap.node) else outputs.shape[1]
-            inputs = 1 + sum(leaf.spec.numel // o for leaf in self.chain.graph.parameters if leaf.path == weight)
-            rows = outputs.numel // max(o, 1)
-            make += rows * (inputs**2 + o**2) + _EIGEN * (min(inputs, rows) ** 3 + min(o, rows) ** 3)
-            apply += 2 * o * inputs * (min(inputs, rows) + min(o, rows)) + 20 * _OVERHEAD
-        return make, apply
-
-    @property
-    def primal_gram(self) -> float:
-        """A Cholesky factor of the Gram matrix of the parameters."""
-        if self.d * self.p > MOST_ROWS:
-            return math.inf
-        rows = self.rows + _ENTRY * self.d * self.p
-        return rows + self.d * self.p**2 / 2 + _FACTOR * self.p**3 / 6 + 3 * self.call
-
-    def dual_gram(self, k: float) -> float:
-        """The Gram matrix of the dual, by conjugate gradients or by a Cholesky factor."""
-        found = taps(self.chain.graph, self.n)
-        uses = Counter(path for tap in found for path in tap.paths.values())
-        plain = [tap for tap in found if tap.is_outer and all(uses[path] == 1 for path in tap.paths.values())]
-        held = sum(tap.node.numel for tap in found) * self.c
-        if self.d > MOST_DUAL or held > MOST_ROWS:
-            return math.inf
-        inside = {path for tap in plain for path in tap.paths.values()}
-        dense = sum(leaf.spec.numel for leaf in self.chain.graph.parameters if leaf.path not in inside)
-        q, d, n = sum(tap.node.numel // n_ for tap in plain for n_ in [self.n]), self.d, self.n
-        rows = self.rows + (_ENTRY * d * dense + d * d * dense / 2 if dense else 0.0)
-        iteration = 2 * q * (4 * d + 2 * n * n) / 2 + (_VECTOR * d * d if dense else 0) + _LOOP * _OVERHEAD
-        factor = d * d * q * 0.75 + _FACTOR * d**3 / 6
-        return rows + (k * iteration if k * iteration <= factor else 2 * factor) + 4 * self.call
+    def gram(self, k: float) -> tuple[float, float]:
+        """The Gram matrix of the parameters, and that of the dual."""
+        d, p, n, c, graph = self.d, self.p, self.n, self.c, self.problem.chain.graph
+        sides = p <= _LARGEST and d * p <= MOST, d <= _LARGEST
+        if not any(sides) or self.problem.in_pieces or graph.is_complex:
+            return math.inf, math.inf
+        plan = structure(self.problem)
+        results = {use.node.name: use.labels.numel() for use in plan.uses}
+        together = sum(results.values()) <= FEW
+        rows = self.forward + c * (self.call / 2 - _OVERHEAD * len(graph.nodes)) + 6 * _OVERHEAD * len(plan.uses)
+        rows += _OVERHEAD * len(graph.nodes) * (1 if together else c)
+        rows += self.d * self.call if plan.rest else 0.0
+        rows += sum(_ENTRY * d * use.labels.numel() + _OVERHEAD * n for use in plan.uses if use.kind == "masked")
+        outers = single(graph, plan, n)
+        names = {leaf.name: leaf.path for leaf in graph.parameters}
+        stored = {*outers, *(bias_of(plan, use, names) for use in outers.values())}
+        dense = sum(leaf.spec.numel for leaf in graph.parameters if leaf.name not in stored)
+        q = sum(results[use.node.name] // n for use in outers.values())
+        if not sides[1] or d * dense + c * n * q > MOST:
+            sides = sides[0], False
+        parameters = rows + _ENTRY * d * p + d * p**2 / 2 + _FACTOR * p**3 / 6 + 4 * _MEMORY * d * p
+        iteration = 2 * q * (4 * d + 2 * n * n) / 2 + _MEMORY * 4 * d * dense + _LOOP * _OVERHEAD
+        factor = d * d * (0.75 * q + dense) + _FACTOR * d**3 / 6
+        dual = rows + _ENTRY * d * dense + min(k * iteration, 2 * factor) + 4 * self.n * p
+        return parameters if sides[0] else math.inf, dual if sides[1] else math.inf
 
     def dynamic(self) -> float:
-        """Dynamic programming with full matrices, in double precision; there is none for complex numbers, nor for
-        matrices that do not fit into memory.
-        """
-        graph, several = self.chain.graph, (stages(computation, self.n) for computation in self.chain)
-        states = (names for stage in several for names in (stage.interface, stage.after))
-        if graph.is_complex or any(sum(map(graph.numel, names)) > LARGEST for names in states):
+        """Dynamic programming with full matrices, in double precision."""
+        if self.problem.chain.graph.is_complex or self.problem.in_pieces or fits(self.problem.chain)[0]:
             return math.inf
-        count = sum(newton_layer(layer.state_before, layer.state_after, layer.parameters) for layer in self.layers)
-        return count + 40 * _OVERHEAD * len(self.layers)
+        count = 40 * _OVERHEAD * len(self.layers)
+        for layer, computation in zip(self.layers, self.problem.chain, strict=True):
+            entries = sum(node.numel for node in computation.nodes)
+            pulls = layer.state_before + layer.state_after + 2 * layer.parameters
+            count += newton_layer(layer.state_before, layer.state_after, layer.parameters)
+            count += 2 * pulls * (layer.products + _ENTRY * entries) + 4 * _OVERHEAD * len(computation.nodes)
+        return count
+
+    def cheapest(self, costs: Mapping[str, float]) -> Choice:
+        """The method that costs least."""
+        relative = {name: cost / self.gradient for name, cost in costs.items()}
+        return Choice(min(relative, key=relative.__getitem__), relative)
 
 
-def choose_gauss_newton(sizes: Sizes, tolerance: float, most: int | None = None, factored: bool = True) -> Choice:
-    """The way to a Gauss-Newton step; only dynamic programming takes a loss that is no sum over the rows."""
-    k = sizes.iterations(tolerance, most)
-    costs = {
-        "primal": sizes.conjugate(k),
-        "dual": sizes.conjugate(k + 1),
-        "primal_gram": sizes.primal_gram,
-        "dual_gram": sizes.dual_gram(k),
-        "dynamic": sizes.dynamic(),
-    }
-    return _cheapest(sizes, costs if factored else {"dynamic": costs["dynamic"]})
+def choose_gauss_newton(
+    problem: Problem, columns: int | None, tolerance: float, most: int | None = None
+) -> Choice:
+    """The way to a Gauss-Newton step.
+
+    Args:
+        problem: the objective around a point.
+        columns: of the factor of the loss for each sample; ``None`` for a loss that is no sum over the rows of the
+            output, which dynamic programming alone takes.
+        tolerance: of the step.
+        most: how many iterations may be made.
+    """
+    costs = _Costs(problem, columns or 1)
+    if columns is None:
+        return costs.cheapest({"dynamic": costs.dynamic()})
+    k = costs.iterations(tolerance, most)
+    parameters, dual = costs.gram(k)
+    conjugate = {"primal": costs.conjugate(k), "dual": costs.conjugate(k + 1)}
+    return costs.cheapest({**conjugate, "primal_gram": parameters, "dual_gram": dual, "dynamic": costs.dynamic()})
 
 
-def choose_newton(sizes: Sizes, tolerance: float, most: int | None = None) -> Choice:
+def choose_newton(problem: Problem, tolerance: float, most: int | None = None) -> Choice:
     """The way to a Newton step."""
-    k = _HARDER * sizes.iterations(tolerance, most)
-    return _cheapest(sizes, {"cg": sizes.conjugate(k, calls=3.0), "dynamic": sizes.dynamic()})
-
-
-def _cheapest(sizes: Sizes, costs: dict[str, float]) -> Choice:
-    relative = {name: cost / sizes.gradient for name, cost in costs.items()}
-    return Choice(min(relative, key=relative.__getitem__), relative)
+    costs = _Costs(problem, 1)
+    k = _HARDER * costs.iterations(tolerance, most)
+    return costs.cheapest({"cg": costs.conjugate(k, calls=3.0), "dynamic": costs.dynamic()})

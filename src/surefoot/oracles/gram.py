@@ -1,317 +1,226 @@
-r"""Rows of the Jacobian :math:`R^\top J` of a problem layer by layer, and :math:`R^\top JM^{-1}J^\top R` of them.
+r"""Gauss-Newton steps from the rows of the Jacobian, :math:`X = R^\top J`, by a Cholesky factor of the smaller
+side.
 
-The layers' results are reached by pull-backs of whole batches, one per column of the blocks of R, where samples
-are apart: by the operations (:func:`surefoot.operations.common.separate`) or, at this point, by slopes that are
-random in some samples and zero in the others. Two samples differ in a binary digit of their number, so for each
-digit two such slopes find every dependence of one sample's output on another one's intermediate result, but for
-a cancellation of random numbers. The rows of a parameter that several layers use are the sums of theirs. What is
-left - operations without a formula, samples that meet - gets its rows by one pull-back each.
+With the metric :math:`M = \kappa I + \nabla^2r` the step solves :math:`(X^\top X + M)v = -\nabla F`. Either the
+matrix of the parameters is factored, or that of the dual, :math:`S = I + XM^{-1}X^\top`:
+
+.. math:: (X^\top X + M)^{-1} = M^{-1} - M^{-1}X^\top S^{-1}XM^{-1}
+
+(Sherman, Morrison, Woodbury). The rows come once for all κ (:mod:`surefoot.oracles.samples`). They are compared
+with the gradient, :math:`J^\top g = X^\top\bar w`; then products with them take the place of passes: residuals are
+those of :math:`\nabla F + X^\top Xv + Mv`, and a step is refined as long as that halves them.
+
+In the dual, linear layers with one vector per sample, :math:`z_i = Wx_i + b`, are stored as factors: inner
+products of their rows are :math:`\langle G_{ij}, G_{i'j'}\rangle\langle x_i, x_{i'}\rangle`. A product with S
+then costs far less than one with X, so conjugate gradients on S come first, until they have cost as much as its
+factor.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
-from weakref import WeakKeyDictionary
+from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from surefoot.graph import Graph, Leaf, Node
-from surefoot.graph.checks import differentiable_attention
-from surefoot.graph.nodes import Ref
-from surefoot.operations.common import separate
-from surefoot.operations.gram import wide
-from surefoot.operations.products import is_linear
-from surefoot.oracles.factor import Factor, Rows
-from surefoot.oracles.gram_layers import Outer, Outers, pieces, slots_of, whole_rows
-from surefoot.oracles.problem import Problem
-from surefoot.oracles.symmetric import Symmetric
-from surefoot.oracles.vectors import gradients
+from surefoot.linear_solve import Conjugate, Flat, Products, norm
+from surefoot.oracles.gauss_newton import Model
+from surefoot.oracles.problem import Problem, Step
+from surefoot.oracles.samples import Outer, rows_of
 
-MOST_ROWS = 1 << 27  # numbers of rows that are held at a time
-MOST_DUAL = 1 << 14  # size of a Gram matrix
-_read: WeakKeyDictionary[Graph, tuple[int, list[Tap], bool]] = WeakKeyDictionary()  # see _layers; by samples
-FEW = 1 << 17  # numbers in the layers' results up to which pull-backs are faster together than one by one
+Side = Literal["parameters", "dual"]
+_ROUNDS = 8  # of refinement
+_BLOCK = 32  # samples in a block of rows of a Gram matrix
+_AIM = 0.5  # of the tolerance at which conjugate gradients aim
+_APART = 1e-3  # of a gradient in single precision, that from rows and that by a pull-back
 
 
-@dataclass
 class Gram:
-    """The matrix as a sum.
+    """The minimiser of the Gauss-Newton model of a problem for as many κ as one likes.
 
-    Attributes:
-        outers: the linear layers on one vector per sample, kept as factors; ``None`` if there are none.
-        dense: for each weight of the regulariser, the sum over all other parameters with that weight.
+    Args:
+        problem: the objective around a point, of one batch.
+        side: of which matrix the Cholesky factor is.
     """
 
-    outers: Outers | None
-    dense: Mapping[float, Symmetric]
+    def __init__(self, problem: Problem, side: Side) -> None:
+        self._calls = problem.autodiff.calls
+        self.problem, self.side, self.model = problem, side, Model(problem)
+        self.rows = rows_of(problem, self.model.factor, outers=side == "dual")
+        if not self._agrees():
+            self.rows = rows_of(problem, self.model.factor, whole=True)
+        self._matrix: Tensor | None = None  # XᵀX
+        self._factor: Tensor | None = None
 
+    def solve(self, kappa: float, tolerance: float, most: int | None = None) -> Step:
+        """The minimiser for one κ, up to a residual relative to the gradient."""
+        model, before = self.model, self._calls
+        model.damped(kappa)
+        if model.scale == 0:
+            return model.at_rest()
+        self._factor, self.iterations = None, 0  # no two factors are stored
+        self._kernels = [self._kernel(outer) for outer in self.rows.outers]
+        v, slope, rounds, size = torch.zeros_like(model.gradient), model.gradient, 0, model.scale
+        self._goal = tolerance * model.scale
+        while size > self._goal and rounds <= _ROUNDS:
+            trial = v - self.inverse(slope)
+            left = self._pull(self._push(trial)).add_(model.gradient).addcmul_(model.metric, trial)
+            rounds, halved = rounds + 1, norm(left) < 0.5 * size
+            if norm(left) < size:
+                v, slope, size = trial, left, norm(left)
+            if not halved:
+                break
+        if not self.is_factored:
+            how = f"{self.iterations} iterations of conjugate gradients on the Gram matrix of the dual"
+        else:
+            how = f"a Cholesky factor of the Gram matrix of the {self.side}"
+        how += f" and {rounds - 1} rounds of refinement" if rounds > 1 else ""
+        step = model.step(v, slope, tolerance, how, max(rounds, self.iterations))
+        self._calls = self.problem.autodiff.calls
+        return replace(step, calls=self._calls - before)
 
-@dataclass(frozen=True)
-class Tap:
-    """A layer: its node, and the paths of the parameters found there by slot."""
+    def correct(self, v: Tensor, secant: Tensor) -> Tensor:
+        """The minimiser of ½‖Rᵀ(Ja + c)‖² + ½aᵀMa for c = secant − Jv, with the κ of the last solve."""
+        bent = self.model.factor.back(secant.to(v.dtype)) - self._push(v)
+        return -self.inverse(self._pull(bent))
 
-    node: Node
-    paths: dict[str, str]
+    def inverse(self, right: Tensor) -> Tensor:
+        """The solution of the damped system, approximately."""
+        metric = self.model.metric
+        if self.side == "parameters":
+            if self._factor is None:
+                self._factor = _cholesky(self._damped())
+            return torch.cholesky_solve(right[:, None].to(self._factor.dtype), self._factor)[:, 0].to(right.dtype)
+        scaled = right / metric
+        moved = self.rows.push(self.problem.split(scaled))
+        return scaled - self._pull(self._dual(moved).to(right.dtype)) / metric
 
     @property
-    def is_outer(self) -> bool:
-        """Whether it is a linear layer on one vector per sample."""
-        return is_linear(self.node) and len(self.node.specs[0].shape) == 2
+    def is_factored(self) -> bool:
+        """Whether a factor was needed for the last κ."""
+        return self._factor is not None
 
-    def outer(self, values: Mapping[str, Any]) -> Outer:
-        """It as such a layer."""
-        x = values[self.node.arguments["input"].name].detach()
-        return Outer(x, self.node.specs[0].shape[1], self.paths.get("weight"), self.paths.get("bias"))
+    def _push(self, v: Tensor) -> Tensor:
+        """Xv, samples × columns."""
+        return self.rows.push(self.problem.split(v)).to(v.dtype)
 
+    def _pull(self, z: Tensor) -> Tensor:
+        """Xᵀz."""
+        return self.problem.join(self.rows.pull(z.to(self.rows.dense.dtype), self.problem.parameters))
 
-def assemble(problem: Problem, factor: Factor) -> Gram | None:
-    """The Gram matrix in the precision of the model; ``None`` where it would be too large."""
-    size = factor.samples * factor.columns
-    if size > MOST_DUAL:
-        return None
-    sums = Sums(problem.output, size)
-    with differentiable_attention():
-        pass_ = pass_of(problem, factor)
-        taps, rest = pass_.taps, pass_.rest
-        held = sum(leaf.spec.numel for leaf in rest) + sum(tap.node.numel // factor.samples for tap in taps)
-        if size * held > MOST_ROWS:
-            return None
-        shared = pass_.shared
-        plain = [tap for tap in taps if tap.is_outer and shared.isdisjoint(tap.paths.values())]
-        others = [tap for tap in taps if tap not in plain]
-        slopes = pass_.slopes(plain + others, factor)
-        if not rest:
-            pass_.keep_inputs()
-        later = slopes[len(plain) :]
-        del slopes[len(plain) :]
-        for path, rows in pass_.pieces(others, later, shared):
-            sums.add(problem.weight(path), rows)
-            del rows  # before the next piece is made
-        if rest:
-            for path, rows in pass_.rows(rest, factor).items():
-                sums.add(problem.weight(path), rows)
-        outers = None
-        if plain:
-            layers = tuple(tap.outer(pass_.values) for tap in plain)
-            outers = Outers(layers, torch.cat(slopes, dim=2).to(problem.output.dtype))
-    return Gram(outers, sums.finished())
+    def _agrees(self) -> bool:
+        """Whether the rows give the gradient of the loss."""
+        problem, slope = self.problem, self.model.factor.slope
+        if slope is None:
+            slope = torch.randn(self.rows.shape, generator=torch.Generator().manual_seed(0)).to(
+                self.model.gradient
+            )
+            expected = self.model.pull(self.model.factor.forth(slope))
+        else:
+            ridge = {path: problem.weight(path) * value for path, value in problem.parameters.items()}
+            expected = self.model.gradient - problem.join(ridge)
+        unit = torch.finfo(problem.output.dtype).eps ** 0.5
+        size = self._pull(slope.abs() if slope.numel() else slope)
+        apart = norm(self._pull(slope) - expected)
+        lengths = norm(self.rows.dense) + sum(norm(o.slopes) * norm(o.x) for o in self.rows.outers)
+        return apart <= unit * (norm(size) + norm(expected) + unit * lengths * norm(slope))
 
+    def _damped(self) -> Tensor:
+        """XᵀX + M."""
+        if self._matrix is None:
+            self._matrix = self.rows.dense.T @ self.rows.dense
+        matrix = self._matrix.clone()
+        matrix.diagonal().add_(self.model.metric.to(matrix.dtype))
+        return matrix
 
-class Sums:
-    """Products of rows with themselves, by the weight of the regulariser; narrow pieces wait for one another."""
+    def _weight(self, path: str | None) -> float:
+        return self.model.kappa + (0.0 if path is None else self.problem.weight(path))
 
-    def __init__(self, like: Tensor, size: int) -> None:
-        self._waiting: dict[float, list[Tensor]] = defaultdict(list)
-        self._totals: dict[float, Symmetric] = defaultdict(lambda: Symmetric(like, size))
-        self._wide, self._dtype = wide(size), like.dtype
+    def _kernel(self, outer: Outer) -> Tensor:
+        """⟨x_i, x_i'⟩, with 1 for the bias, each over the metric of its parameter: samples × samples."""
+        kernel = outer.x @ outer.x.T / self._weight(outer.weight)
+        return kernel if outer.bias is None else kernel + 1.0 / self._weight(outer.bias)
 
-    def add(self, weight: float, rows: Tensor) -> None:
-        """Further columns of the rows."""
-        rows = rows.to(self._dtype)
-        if 2 * rows.shape[1] >= self._wide:
-            self._totals[weight].add(rows.T)
-            return
-        self._waiting[weight].append(rows)
-        if sum(part.shape[1] for part in self._waiting[weight]) >= self._wide:
-            self._flush(weight)
+    def _apply(self, z: Tensor) -> Tensor:
+        """XM⁻¹Xᵀz, samples × columns: 2n² + 4nc operations per output of a layer that is stored as factors."""
+        rows, flat = self.rows, z.reshape(-1)
+        result = torch.zeros_like(z)
+        if rows.paths:
+            pulled = (flat @ rows.dense) / self._dense_metric()
+            result += (rows.dense @ pulled).view_as(z)
+        for outer, kernel in zip(rows.outers, self._kernels, strict=True):
+            mixed = kernel @ torch.bmm(z.unsqueeze(1), outer.slopes).squeeze(1)
+            result += torch.bmm(outer.slopes, mixed.unsqueeze(2)).squeeze(2)
+        return result
 
-    def _flush(self, weight: float) -> None:
-        self._totals[weight].add(torch.cat(self._waiting.pop(weight), dim=1).T)
+    def _dense_metric(self) -> Tensor:
+        """The metric of the parameters whose rows are stored."""
+        like = self.rows.dense
+        weights = like.new_tensor([self._weight(path) for path in self.rows.paths])
+        if bool((weights == weights[0]).all()):
+            return weights[0]
+        sizes = [self.problem.parameters[path].numel() for path in self.rows.paths]
+        return weights.repeat_interleave(torch.tensor(sizes, device=like.device))
 
-    def finished(self) -> dict[float, Symmetric]:
-        """The sums."""
-        for weight in list(self._waiting):
-            self._flush(weight)
-        return dict(self._totals)
+    def _dual(self, right: Tensor) -> Tensor:
+        r"""The solution of Sz = r.
 
+        Conjugate gradients stop where the residual s has :math:`\|M^{-1/2}X^\top s\|^2 = s^\top(S - I)s` small
+        enough for the tolerance. It is known without a product with s: the search directions satisfy :math:`s = p
+        - \beta p'` and are conjugate, so :math:`s^\top Ss = p^\top Sp + \beta^2p'^\top Sp'`.
+        """
+        if self._factor is None:
+            aim = _AIM * self._goal / float(self.model.metric.max()) ** 0.5
+            run = Conjugate(
+                Products(lambda z: self._apply(z).add_(z), Flat()), torch.zeros_like(right), right, Flat()
+            )
+            for _ in range(self._worth()):
+                curved = run.look() if run.square else 0.0
+                self.iterations += 1
+                if max(curved + run.beta**2 * run.before - run.square, 0.0) <= aim**2:
+                    return run.x
+                run.step()
+            self._factor = _cholesky(self._formed())
+        z, rest = torch.zeros_like(right), right
+        for _ in range(2):  # the second time removes round-off in single precision
+            column = rest.reshape(-1, 1).to(self._factor.dtype)
+            z = z + torch.cholesky_solve(column, self._factor).to(right.dtype).view_as(right)
+            rest = right - z - self._apply(z)
+        return z
 
-def jacobian(problem: Problem, factor: Factor) -> Tensor:
-    """RᵀJ in the precision of the model: samples · columns × the parameters side by side."""
-    size, paths = factor.samples * factor.columns, list(problem.parameters)
-    sizes = [value.numel() for value in problem.parameters.values()]
-    with differentiable_attention():
-        whole = problem.output.new_zeros(size, sum(sizes))
-        parts = dict(zip(paths, whole.split(sizes, dim=1), strict=True))
-        pass_ = pass_of(problem, factor)
-        everything = frozenset(paths)
-        for path, rows in pass_.pieces(pass_.taps, pass_.slopes(pass_.taps, factor), everything):
-            parts[path].copy_(rows)
-        if pass_.rest:
-            for path, rows in pass_.rows(pass_.rest, factor).items():
-                parts[path].copy_(rows)
-    return whole
+    def _worth(self) -> int:
+        """How many iterations of conjugate gradients cost as much as forming and factoring S.
 
+        Operations are counted; those of an iteration count twice, for they are made in small portions, and those
+        of a product of a matrix and a vector eight times, for they wait for memory.
+        """
+        n, c = self.rows.shape
+        d, features, columns = n * c, sum(o.slopes.shape[2] for o in self.rows.outers), self.rows.dense.shape[1]
+        forming = d * d * (1.5 * features + columns) + d**3 / 3
+        return int(forming / (2 * features * (4 * d + 2 * n * n) + 8 * 4 * d * columns + 1e6))
 
-def taps(graph: Graph, samples: int) -> list[Tap]:
-    """The layers whose parameters are used by such layers only."""
-    found: list[Tap] = []
-    names = {leaf.name: leaf.path for leaf in graph.parameters if leaf.name not in graph.outputs}
-    for node in graph.nodes:
-        slots = slots_of(graph, node) if node.specs[0].shape[:1] == (samples,) else frozenset()
-        arguments = node.arguments if slots else {}
-        refs = {slot: arguments[slot] for slot in slots if isinstance(arguments[slot], Ref)}
-        counts = [value.name for value in arguments.values() if isinstance(value, Ref)]
-        paths = {s: names[r.name] for s, r in refs.items() if r.name in names and counts.count(r.name) == 1}
-        if paths:
-            found.append(Tap(node, paths))
-    uses = {path: len(graph.consumers[name]) for name, path in names.items()}
-    return _complete(found, uses)
-
-
-def _layers(graph: Graph, samples: int) -> tuple[list[Tap], bool]:
-    """The same, and whether the operations keep samples apart behind all of them."""
-    found = taps(graph, samples)
-    return found, samples == 1 or not found or separate(graph, graph.nodes, [t.node.name for t in found], samples)
-
-
-def _complete(found: list[Tap], uses: Mapping[str, int]) -> list[Tap]:
-    """The layers, with those parameters of which every use is among them."""
-    counts = Counter(path for tap in found for path in tap.paths.values())
-    whole = {path for path, count in counts.items() if count == uses[path]}
-    kept = [Tap(tap.node, {s: path for s, path in tap.paths.items() if path in whole}) for tap in found]
-    return [tap for tap in kept if tap.paths]
-
-
-def pass_of(
-    problem: Problem, factor: Factor | Rows, graph: Graph | None = None, inputs: Sequence[Tensor] | None = None
-) -> Pass:
-    """A pass with the layers whose rows are those of single samples."""
-    read = problem.chain.graph if graph is None else graph
-    if read not in _read or _read[read][0] != factor.samples:
-        _read[read] = factor.samples, *_layers(read, factor.samples)
-    _, found, are_apart = _read[read]
-    first = Pass(problem, found, graph, inputs)
-    kept = found if are_apart else first.apart(found, factor)
-    if len(kept) == len(found):
-        return first
-    whole = _complete(kept, Counter(path for tap in found for path in tap.paths.values()))
-    return Pass(problem, whole, graph, inputs)
+    def _formed(self) -> Tensor:
+        """S, its lower triangle."""
+        n, c = self.rows.shape
+        scaled = self.rows.dense / self._dense_metric().sqrt() if self.rows.paths else self.rows.dense
+        total = scaled @ scaled.T
+        for outer, kernel in zip(self.rows.outers, self._kernels, strict=True):
+            flat = outer.slopes.reshape(n * c, -1)
+            for first in range(0, n, _BLOCK):
+                last = min(first + _BLOCK, n)
+                block = (flat[first * c : last * c] @ flat[: last * c].T).view(last - first, c, last, c)
+                block *= kernel[first:last, :last].view(last - first, 1, last, 1)
+                total[first * c : last * c, : last * c] += block.view(-1, last * c)
+        total.diagonal().add_(1.0)
+        return total
 
 
-class Pass:
-    """One forward pass, and pull-backs to the results of layers and to the parameters of no layer; of a batch of
-    the problem, where its data are in pieces.
-    """
-
-    def __init__(
-        self, problem: Problem, taps: list[Tap], graph: Graph | None = None, inputs: Sequence[Tensor] | None = None
-    ) -> None:
-        graph = problem.chain.graph if graph is None else graph
-        inputs = problem.chain.inputs if inputs is None else inputs
-        self.problem, self.taps, self.graph = problem, taps, graph
-        uses = Counter(path for tap in taps for path in tap.paths.values())
-        self.shared = frozenset(path for path, count in uses.items() if count > 1)
-        covered = {path for tap in taps for path in tap.paths.values()}
-        leaves = {path: value.detach() for path, value in problem.point.items()}
-        self.parameters = {
-            leaf.path: leaves[leaf.path].clone().requires_grad_()
-            for leaf in graph.parameters
-            if leaf.path not in covered
-        }
-        self.rest = [leaf for leaf in graph.parameters if leaf.path not in covered]
-        names = {tap.node.name for tap in taps}
-        needed = names.union(graph.outputs, *(tap.node.inputs for tap in taps))
-        self.values = graph.bind({**leaves, **self.parameters}, [value.detach() for value in inputs])
-        for node in graph.nodes:
-            if node.name not in graph.constant_names:
-                value = self.values[node.name] = node.run(self.values)
-                if node.name in names and not value.requires_grad:
-                    value.requires_grad_()
-            for name in graph.finished[node.name]:
-                if name not in needed:
-                    del self.values[name]
-        self.output: Tensor = self.values[graph.outputs[0]]
-
-    def keep_inputs(self) -> None:
-        """Drop what pull-backs need, and all values but those that layers read: there are no more pull-backs."""
-        needed = {name for tap in self.taps for name in tap.node.inputs}
-        self.values = {name: value.detach() for name, value in self.values.items() if name in needed}
-        self.output = self.output.detach()
-
-    def pull(self, targets: list[Tensor], slope: Tensor, last: bool = False) -> list[Tensor]:
-        """The gradients of the output along a slope, perhaps the last one; each counts as a call of the oracle."""
-        self.problem.autodiff.calls += 1
-        if not self.output.requires_grad:
-            return [torch.zeros_like(target) for target in targets]
-        found = torch.autograd.grad(self.output, targets, slope, retain_graph=not last, allow_unused=True)
-        return [torch.zeros_like(t) if f is None else f for t, f in zip(targets, found, strict=True)]
-
-    def slopes(self, taps: list[Tap], factor: Factor | Rows) -> list[Tensor]:
-        """For each layer the slopes of all columns: samples × columns × the rest of the shape of its result."""
-        targets = [self.values[tap.node.name] for tap in taps]
-        count = factor.columns
-        if not targets or not count or not self.output.requires_grad:
-            return [target.new_zeros(len(target), count, *target.shape[1:]) for target in targets]
-        if count == 1:
-            return [slope.unsqueeze(1) for slope in self.pull(targets, next(self._columns(factor)))]
-        if sum(target.numel() for target in targets) <= FEW:
-            self.problem.autodiff.calls += count
-            columns = factor.all_columns(self.output.dtype, self.output.device)
-            together = gradients(self.output, targets, columns)
-            return [slopes.transpose(0, 1) for slopes in together]
-        whole = [target.new_empty(len(target), count, *target.shape[1:]) for target in targets]
-        for j, column in enumerate(self._columns(factor)):
-            for slopes, found in zip(whole, self.pull(targets, column), strict=True):
-                slopes[:, j] = found
-        return whole
-
-    def _columns(self, factor: Factor | Rows) -> Iterator[Tensor]:
-        for j in range(factor.columns):
-            yield factor.column(j, self.output.dtype, self.output.device)
-
-    def pieces(self, taps: list[Tap], slopes: list[Tensor], whole: frozenset[str]) -> Iterator[tuple[str, Tensor]]:
-        """The rows of the parameters of layers by path: those of ``whole`` in one piece, added up over layers."""
-        kept: dict[str, list[Tensor]] = {}
-        left = Counter(path for tap in taps for path in tap.paths.values())
-        for tap in taps:
-            found = slopes.pop(0)  # which frees it after its layer
-            values = {name: self.values[name].detach() for name in tap.node.inputs}
-            parts: dict[str, list[Tensor]] = defaultdict(list)
-            for slot, rows in pieces(tap.node, values, found.contiguous(), frozenset(tap.paths)):
-                if tap.paths[slot] in whole:
-                    parts[tap.paths[slot]].append(rows)
-                else:
-                    yield tap.paths[slot], rows
-                del rows  # before the next piece is made
-            for path, several in parts.items():
-                kept.setdefault(path, []).append(whole_rows(tap.node, values, several))
-                left[path] -= 1
-                if not left[path]:
-                    uses = kept.pop(path)
-                    yield path, uses[0] if len(uses) == 1 else torch.stack(uses).sum(0)
-
-    def rows(self, leaves: list[Leaf], factor: Factor | Rows) -> dict[str, Tensor]:
-        """The rows of parameters, one pull-back each."""
-        targets = [self.parameters[leaf.path] for leaf in leaves]
-        rows: list[list[Tensor]] = [[] for _ in targets]
-        columns = list(self._columns(factor))
-        for i in range(factor.samples):
-            for column in columns:
-                slope = torch.zeros_like(column)
-                slope[i] = column[i]
-                for kept, found in zip(rows, self.pull(targets, slope), strict=True):
-                    kept.append(found.reshape(-1))
-        return {
-            leaf.path: torch.stack(found) if found else target.new_zeros(0, target.numel())
-            for leaf, found, target in zip(leaves, rows, targets, strict=True)
-        }
-
-    def apart(self, taps: list[Tap], factor: Factor | Rows) -> list[Tap]:
-        """The layers whose row i moves row i of the output only, by slopes that are random."""
-        n = factor.samples
-        targets = [self.values[tap.node.name] for tap in taps]
-        meets = [False] * len(taps)
-        numbers = torch.arange(n, device=self.output.device)
-        generator = torch.Generator().manual_seed(0)
-        for bit in range((n - 1).bit_length()):
-            for side in (0, 1):
-                chosen = (numbers >> bit) % 2 == side
-                slope = torch.randn(self.output.shape, generator=generator).to(self.output)
-                slope[~chosen] = 0
-                for k, found in enumerate(self.pull(targets, slope)):
-                    meets[k] = meets[k] or bool(found[~chosen].any())
-        return [tap for tap, met in zip(taps, meets, strict=True) if not met]
+def _cholesky(matrix: Tensor) -> Tensor:
+    """The Cholesky factor, in double precision if its own is not enough."""
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    if not int(failed):
+        return factor
+    unit, matrix = torch.finfo(matrix.dtype).eps, matrix.double()
+    matrix.diagonal().add_(unit * float(matrix.diagonal().sum()))
+    return torch.linalg.cholesky(matrix)

@@ -9,14 +9,13 @@ half precision, or does not fit.
 targets; and with ``group``, a process group of ``torch.distributed``, every process passes the chain of its part
 of the data, ``surefoot.Chain(model, [])`` where it has none. The step is that of the joined batch, the same on all
 processes: outputs and targets of all samples are gathered, activations are those of one batch at a time
-(:mod:`surefoot.chain.batched`). The price is a forward pass for each call where there are several batches.
-Of the methods that need matrices of all samples at once there is ``"dual_gram"``, for which the factors of layers
-are gathered on process 0 (:mod:`surefoot.oracles.gram`): their inputs are activations, and with no other method do
-activations cross. So ``"auto"`` is ``"primal"``.
+(:mod:`surefoot.chain.batched`). The price is a forward pass for each call where there are several batches. Methods
+that need matrices of all samples at once are not for pieces.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -26,52 +25,29 @@ import torch
 from torch import Tensor
 
 from surefoot.chain import Chain
+from surefoot.chain.autodiff import Autodiff
 from surefoot.graph import Graph
-from surefoot.graph.checks import plainly
+from surefoot.linear_solve import inner, norm
 from surefoot.objectives import Objective, Ridge
-from surefoot.oracles.choice import Choice, Sizes, choose_gauss_newton, choose_newton
-from surefoot.oracles.dual import solve_dual
-from surefoot.oracles.dual_gram import DualGram
+from surefoot.oracles.choice import Choice, choose_gauss_newton, choose_newton
 from surefoot.oracles.dynamic import solve_dynamic
-from surefoot.oracles.factor import has_factor, require_convex
-from surefoot.oracles.geodesic import Correct
-from surefoot.oracles.kronecker import Kronecker
-from surefoot.oracles.measured import is_measured, measured
-from surefoot.oracles.newton_conjugate import solve_conjugate
-from surefoot.oracles.primal import LOOSE, Primal
-from surefoot.oracles.primal_gram import PrimalGram
-from surefoot.oracles.problem import OracleError, ParameterSpace, Problem, Step, check_kappa, check_tolerance
+from surefoot.oracles.gauss_newton import LOOSE, Dual, Primal
+from surefoot.oracles.gram import Gram
+from surefoot.oracles.losses import columns_of, require_convex
+from surefoot.oracles.newton import solve_conjugate
+from surefoot.oracles.problem import OracleError, Problem, Step, check_kappa, check_tolerance, curved_along
 from surefoot.processes import Processes
+from surefoot.program.checks import plainly
 
 Method = Literal["auto", "primal", "primal_gram", "dual", "dual_gram", "dynamic"]
 METHODS = ("auto", "primal", "primal_gram", "dual", "dual_gram", "dynamic")
-IN_PIECES = ("primal", "dual", "dual_gram")
+IN_PIECES = ("primal", "dual")
 NEWTON_METHODS = ("auto", "cg", "dynamic")
-_SHARE = 1e-2  # of the tolerance, that round-off may have in a residual that is not measured
-_chosen: WeakKeyDictionary[Graph, dict[bool, tuple[Any, Choice]]] = WeakKeyDictionary()  # see _choice; for Newton?
+_PART = 0.1  # of a step, after which the output is compared with its linear model
+_MOST = 0.75  # times the length of a step, from which an acceleration says that it is too long to be bent
+_AGREE = 1e-5  # of two values of ⟨∇F(u), v⟩, relative to the lengths
+_chosen: WeakKeyDictionary[Graph, dict[bool, tuple[Any, Choice]]] = WeakKeyDictionary()  # for Newton steps or not
 _asked: WeakSet[Graph] = WeakSet()  # graphs of which a step was asked: at the next one their passes are traced
-
-
-@dataclass(frozen=True)
-class Solver:
-    """A solver of one problem for as many κ as one likes.
-
-    Attributes:
-        solve: the step for κ, a tolerance and the most iterations; what does not depend on κ is kept.
-        choice: why it was chosen, where it was.
-        correct: solves for an acceleration with the κ of the last step (:mod:`surefoot.oracles.geodesic`), where a
-            factor is at hand.
-        unjudged: the step for κ and a tolerance where its residual is measured afterwards, so that the solver need
-            not judge itself by passes of its own.
-        resolves: whether the residual of the last step is known up to a part of the gradient, for all that
-            round-off does, so that it need not be measured; where the solver can tell.
-    """
-
-    solve: Callable[[float, float, int | None], Step]
-    choice: Choice | None = None
-    correct: Correct | None = None
-    unjudged: Callable[[float, float], Step] | None = None
-    resolves: Callable[[float], bool] | None = None
 
 
 @plainly
@@ -98,19 +74,12 @@ def gradient(
     problem = _problem(chain, objective, params, regularizer, group)
 
     def solve() -> Step:
-        ParameterSpace(problem).gradient()  # which is finite
+        problem.steep()  # which is finite
         direction = {path: -slope / kappa for path, slope in problem.gradient.items()}
-        size = problem.steepness
-        fall = 0.5 * size * size / kappa
-        return Step(direction, kappa, fall, "solved in closed form", calls=problem.autodiff.calls)
+        decrease = 0.5 * problem.steepness**2 / kappa
+        return Step(direction, kappa, decrease, "solved in closed form", calls=problem.autodiff.calls)
 
     return problem.led(solve)
-
-
-def _problem(
-    chain: Chain, objective: Objective, params: Mapping[str, Tensor] | None, regularizer: Ridge | None, group: Any
-) -> Problem:
-    return Problem(chain, objective, params, regularizer, None if group is None else Processes(group))
 
 
 @plainly
@@ -122,8 +91,6 @@ def gauss_newton(
     params: Mapping[str, Tensor] | None = None,
     regularizer: Ridge | None = None,
     tolerance: float | None = None,
-    accumulate: torch.dtype | None = torch.float64,
-    warm_start: Tensor | None = None,
     group: Any = None,
 ) -> Step:
     r"""The minimiser of the Gauss-Newton model.
@@ -137,22 +104,19 @@ def gauss_newton(
         chain: see above, as for all that is not named here.
         objective: a convex loss.
         method: ``"auto"``: the one that is predicted to cost least (:mod:`surefoot.oracles.choice`), the status
-            says why; ``"dual"``: conjugate gradients within 2d + 1 calls of the automatic-differentiation oracle,
-            d the size of the output (:mod:`surefoot.oracles.dual`); ``"dual_gram"``: the same system from its
-            Gram matrix, assembled layer by layer (:mod:`surefoot.oracles.dual_gram`); ``"primal"``: conjugate
-            gradients on the parameters (:mod:`surefoot.oracles.primal`); ``"primal_gram"``: a Cholesky factor of
-            the Gram matrix of the parameters (:mod:`surefoot.oracles.primal_gram`); ``"dynamic"``: dynamic
-            programming over the chain.
+            says why; ``"primal"`` and ``"dual"``: conjugate gradients on the parameters, or on the dual within 2d
+            + 1 calls of the automatic-differentiation oracle, d the size of the output
+            (:mod:`surefoot.oracles.gauss_newton`); ``"primal_gram"`` and ``"dual_gram"``: a Cholesky factor of the
+            Gram matrix of either (:mod:`surefoot.oracles.gram`); ``"dynamic"``: dynamic programming over the chain
+            (:mod:`surefoot.oracles.dynamic`).
         tolerance: of the gradient of the model at the result, relative to that at 0; by default 1e-6 in single and
-            1e-12 in double precision.
-        accumulate: the precision of the vectors of the dual solvers; that of the parameters if ``None``.
-        warm_start: for the dual solvers a guess of Jv, such as the ``output_change`` of an earlier step.
+            1e-12 in double precision. A step in single precision that misses it is computed again in double.
 
     Raises:
         OracleError: also if the loss is not convex.
 
     >>> x, y = torch.tensor([[1.0], [2.0]]), torch.tensor([[2.0], [4.0]])
-    >>> step = sf.oracles.gauss_newton(sf.Chain(nn.Linear(1, 1), x), sf.Square(y), kappa=1e-3)
+    >>> step = sf.oracles.gauss_newton(sf.Chain(nn.Linear(1, 1), x), sf.Square(y), 1e-3, "dual", tolerance=1e-4)
     >>> step.solved, step.calls <= 5
     (True, True)
     """
@@ -161,35 +125,42 @@ def gauss_newton(
         raise OracleError(f"method is one of {', '.join(map(repr, METHODS))}, got {method!r}")
     problem = _problem(chain, objective, params, regularizer, group)
     exact = check_tolerance(tolerance, problem.output.dtype)
-
-    def solver() -> Solver:
-        require_convex(problem.objective)
-        return gauss_newton_solver(problem, method, exact, None, accumulate, warm_start)
-
-    if problem.in_pieces:
-        return measured(problem, problem.led(lambda: solver().solve(kappa, exact, None)), exact)
-    if chain.graph in _asked:
+    if chain.graph in _asked and not problem.in_pieces:
         problem.trace()
     _asked.add(chain.graph)
-    found = solver()
-    if found.unjudged is not None and is_measured(problem):
-        step = measured(problem, found.unjudged(kappa, exact), exact)
-        if step.solved:
-            return _explained(step, found.choice)
-    step = _explained(found.solve(kappa, exact, None), found.choice)
-    known = found.resolves if exact >= LOOSE and step.solved and is_measured(problem) else None
-    return step if known is not None and known(_SHARE * exact) else measured(problem, step, exact)
+
+    def solve(problem: Problem) -> Step:
+        require_convex(problem.objective)
+        solver = gauss_newton_solver(problem, method, exact)
+        step = solver.solve(kappa, exact, None)
+        return step if solver.choice is None else replace(step, status=f"{step.status} ({solver.choice})")
+
+    step = measured(problem, problem.led(lambda: solve(problem)), exact)
+    if not step.solved and not problem.is_double and exact < LOOSE:
+        wide = problem.in_double()
+        finer = measured(problem, _narrowed(problem, wide.led(lambda: solve(wide))), exact)
+        better = finer.residual is not None and step.residual is not None and finer.residual < step.residual
+        step = replace(finer, calls=step.calls + finer.calls) if better else step
+    return step
 
 
-def gauss_newton_solver(
-    problem: Problem,
-    method: Method,
-    tolerance: float,
-    most: int | None = None,
-    accumulate: torch.dtype | None = torch.float64,
-    warm_start: Tensor | None = None,
-    preconditioner: Callable[[], Kronecker | None] | None = None,
-) -> Solver:
+@dataclass(frozen=True)
+class Solver:
+    """A solver of one problem for as many κ as one likes.
+
+    Attributes:
+        solve: the step for κ, a tolerance and the most iterations; what does not depend on κ is computed once.
+        choice: why it was chosen, where it was.
+        correct: from a step and a secant of the output to half an acceleration, see :func:`accelerated`, with the
+            κ of the last step; where a factor is at hand.
+    """
+
+    solve: Callable[[float, float, int | None], Step]
+    choice: Choice | None = None
+    correct: Callable[[Tensor, Tensor], Tensor] | None = None
+
+
+def gauss_newton_solver(problem: Problem, method: Method, tolerance: float, most: int | None = None) -> Solver:
     """The solver of a method, or of the one that is predicted to cost least.
 
     Args:
@@ -197,9 +168,6 @@ def gauss_newton_solver(
         method: as for :func:`gauss_newton`.
         tolerance: for which the method is chosen.
         most: the iterations for which it is chosen.
-        accumulate: as for :func:`gauss_newton`.
-        warm_start: likewise.
-        preconditioner: of conjugate gradients on the parameters; asked only where these were chosen.
     """
     if problem.in_pieces:
         if method not in ("auto", *IN_PIECES):
@@ -208,47 +176,15 @@ def gauss_newton_solver(
                 f"{', '.join(map(repr, IN_PIECES))}, or pass them as one batch"
             )
         method = "primal" if method == "auto" else method
+    problem.check_varying()
     choice = _choice(problem, tolerance, most) if method == "auto" else None
-    chosen: str = method if choice is None else choice.method
+    chosen = method if choice is None else choice.method
     if chosen == "dynamic":
-        ParameterSpace(problem)  # refuses a model in which nothing varies
         return Solver(lambda kappa, _, __: solve_dynamic(problem, kappa, model="gauss_newton"), choice)
-    if chosen == "primal":
-        inverse = None if preconditioner is None or problem.in_pieces else preconditioner()
-        primal = Primal(problem, accumulate, inverse)
-        return Solver(primal.solve, choice, resolves=primal.resolves if inverse is None else None)
-    if chosen == "primal_gram":
-        direct = PrimalGram(problem, accumulate)
-        return Solver(lambda kappa, tolerance, _: direct.solve(kappa, tolerance), choice, direct.correct)
-    if chosen == "dual_gram":
-        gram = DualGram(problem, accumulate)
-        bend = None if problem.in_pieces else gram.correct
-        return Solver(
-            lambda kappa, tolerance, _: gram.solve(kappa, tolerance, warm_start),
-            choice,
-            bend,
-            lambda kappa, tolerance: gram.solve(kappa, tolerance, warm_start, judged=False),
-        )
-    return Solver(lambda kappa, tol, _: solve_dual(problem, kappa, tol, accumulate, warm_start), choice)
-
-
-def _choice(problem: Problem, tolerance: float, most: int | None, *, newton: bool = False) -> Choice:
-    """The method that is predicted to cost least, as it was predicted last where nothing differs."""
-    known, asked = _chosen.setdefault(problem.chain.graph, {}), (tolerance, most, newton or has_factor(problem))
-    if newton not in known or known[newton][0] != asked:
-        sizes = sizes_of(problem)
-        known[newton] = asked, choose_newton(sizes, *asked[:2]) if newton else choose_gauss_newton(sizes, *asked)
-    return known[newton][1]
-
-
-def sizes_of(problem: Problem) -> Sizes:
-    """What the costs of methods are made of."""
-    rows = problem.output.shape[0] if problem.output.dim() else 1
-    return Sizes(problem.chain, rows, problem.output.numel() // max(rows, 1))
-
-
-def _explained(step: Step, choice: Choice | None) -> Step:
-    return step if choice is None else replace(step, status=f"{step.status} ({choice})")
+    if chosen in ("primal_gram", "dual_gram"):
+        gram = Gram(problem, "parameters" if chosen == "primal_gram" else "dual")
+        return Solver(gram.solve, choice, gram.correct)
+    return Solver((Primal(problem) if chosen == "primal" else Dual(problem)).solve, choice)
 
 
 @plainly
@@ -291,15 +227,17 @@ def newton(
     exact = check_tolerance(tolerance, problem.output.dtype, 1e-5, 1e-10)
     chosen, choice = newton_method(problem, method, exact)
     if chosen == "dynamic":
-        return _explained(solve_dynamic(problem, kappa, "newton", double), choice)
-    step = problem.led(lambda: solve_conjugate(problem, kappa, double, tolerance))
-    return _explained(measured(problem, step, 10 * exact, newton=True), choice)
+        step = solve_dynamic(problem, kappa, "newton", double)
+    else:
+        step = problem.led(lambda: solve_conjugate(problem, kappa, double, tolerance))
+        step = measured(problem, step, 10 * exact, newton=True)
+    return step if choice is None else replace(step, status=f"{step.status} ({choice})")
 
 
 def newton_method(
     problem: Problem, method: str, tolerance: float, most: int | None = None
 ) -> tuple[str, Choice | None]:
-    """The way to a Newton step; and, where it was chosen here, why.
+    """The way to a Newton step; and, where it was chosen now, why.
 
     Raises:
         OracleError: if the method is not one for data in pieces.
@@ -312,3 +250,118 @@ def newton_method(
         return method, None
     choice = _choice(problem, tolerance, most, newton=True)
     return choice.method, choice
+
+
+def _problem(
+    chain: Chain, objective: Objective, params: Mapping[str, Tensor] | None, regularizer: Ridge | None, group: Any
+) -> Problem:
+    return Problem(chain, objective, params, regularizer, None if group is None else Processes(group))
+
+
+def _choice(problem: Problem, tolerance: float, most: int | None, *, newton: bool = False) -> Choice:
+    """The method that is predicted to cost least, as it was predicted last where nothing differs."""
+    columns = None if newton else columns_of(problem)
+    before, asked = _chosen.setdefault(problem.chain.graph, {}), (tolerance, most, columns)
+    if newton not in before or before[newton][0] != asked:
+        fresh = (
+            choose_newton(problem, tolerance, most)
+            if newton
+            else choose_gauss_newton(problem, columns, *asked[:2])
+        )
+        before[newton] = asked, fresh
+    return before[newton][1]
+
+
+def _narrowed(problem: Problem, step: Step) -> Step:
+    """A step in double precision, rounded to the types of the parameters."""
+    return replace(step, direction={path: step.direction[path].to(u) for path, u in problem.parameters.items()})
+
+
+def measured(problem: Problem, step: Step, tolerance: float, newton: bool = False) -> Step:
+    r"""A step of a model in single precision with its residual and its decrease in double precision.
+
+    Solvers judge themselves by passes in the precision of the model, before the step is rounded to it. Where a
+    soft-max is saturated, or the model is ill-conditioned, both hide most of the residual. So
+    :math:`\nabla m(v) = \nabla F(u) + J^\top\nabla^2h\,Jv + \nabla^2r\,v + \kappa v` (for Newton's model with the
+    curvature of the chain along the slope of the loss) is evaluated once more, at v as it is returned: Jv comes
+    with the forward pass where operations have forward derivatives, and a pull-back follows; another one for
+    :math:`\|\nabla F(u)\|`, unless :math:`\langle\nabla F, v\rangle = \langle\nabla h, Jv\rangle + …` shows that
+    the solver's is not round-off.
+    """
+    if problem.is_double or not problem.norm(step.direction):
+        return step
+    v = {path: part.double() for path, part in step.direction.items()}
+    wide = problem.in_double(along=v)
+
+    def judged() -> Step:
+        oracle: Any = wide.autodiff
+        change = getattr(oracle, "pushed", None)
+        change = oracle.pushforward(v) if change is None else change
+        slope, curved = curved_along(wide.objective, oracle.value, change)
+        pulled = oracle.bent(v, slope, slope + curved) if newton else oracle.pullback(slope + curved)
+        flat, ridge = wide.join(v), wide.metric(0.0)
+        decayed = ridge * wide.join(wide.parameters)
+        left = wide.join(pulled).add_(decayed).add_(flat, alpha=step.kappa).addcmul_(ridge, flat)
+        inside = inner(slope, change) + inner(decayed, flat)
+        rough, scale = problem.join(problem.gradient).double(), problem.steepness
+        if (
+            not abs(inside - inner(rough, flat)) <= _AGREE * scale * norm(flat) < math.inf
+            or norm(left) > tolerance * scale
+        ):
+            scale = norm(wide.join(oracle.pullback(slope)).add_(decayed))
+        residual = norm(left) / scale if scale else 0.0
+        residual = math.inf if math.isnan(residual) else residual  # squares are beyond the range of doubles
+        solved, status = residual <= tolerance, step.status
+        if not (solved and step.solved):
+            verdict = "solved" if solved else f"not solved to the tolerance {tolerance:.2g}"
+            how = status.removeprefix("solved ")
+            status = f"{verdict}: measured in double precision the residual is {residual:.2g}; {how}"
+        decrease = max(-0.5 * (inside + inner(left, flat)), 0.0)
+        return replace(
+            step, direction={}, residual=residual, solved=solved, status=status, model_decrease=decrease
+        )
+
+    return replace(wide.led(judged), direction=step.direction)
+
+
+def accelerated(problem: Problem, step: Step, correct: Callable[[Tensor, Tensor], Tensor]) -> Step:
+    r"""The step with half its geodesic acceleration as its ``bend``, where that is short beside the step.
+
+    Along :math:`u(t) = u + tv + \frac{t^2}2a` the output is :math:`\psi(u) + tJv + \frac{t^2}2(Ja +
+    D^2\psi(u)[v, v]) + O(t^3)`. The acceleration a makes the quadratic term small in the metric of the loss: it
+    minimises :math:`\frac12\|R^\top(Ja + c)\|^2 + \frac12a^\top Ma` with :math:`c = D^2\psi(u)[v, v]`, whose
+    matrix is that of the step; so with its factor it costs little more than one evaluation, for
+
+    .. math:: c = \frac2h\Big(\frac{\psi(u + hv) - \psi(u)}h - Jv\Big) + O(h).
+
+    Where narrow valleys are bent, as those of physics-informed networks, the damping falls faster (Transtrum and
+    Sethna, Improvements to the Levenberg-Marquardt algorithm for nonlinear least-squares minimization,
+    arXiv:1201.5885, 2012). Nothing is proved about the accelerated point: whoever goes there looks at the
+    objective.
+
+    Args:
+        problem: the objective around a point.
+        step: the minimiser of its Gauss-Newton model, solved.
+        correct: see :class:`Solver`.
+    """
+    if not step.solved or step.model_decrease <= 0:
+        return step
+    moved = {path: torch.add(u, step.direction[path], alpha=_PART) for path, u in problem.parameters.items()}
+    with torch.no_grad():
+        after = problem.chain.value({**problem.point, **moved})
+    bend = problem.split(correct(problem.join(step.direction), (after - problem.output) / _PART) / _PART)
+    if not 2 * problem.norm(bend) <= _MOST * problem.norm(step.direction):  # also where it is not a number
+        return step
+    return replace(step, bend=bend)
+
+
+__all__ = [
+    "Autodiff",
+    "Solver",
+    "accelerated",
+    "gauss_newton",
+    "gauss_newton_solver",
+    "gradient",
+    "measured",
+    "newton",
+]

@@ -10,11 +10,15 @@ its inputs, and so a program becomes one of value and gradient.
 * ``tracing``: a model as a program; ``decompositions``, ``layers``: operations of torch in terms of primitives.
 * ``transpose``: from a program of a value to one of the value and its gradient.
 * ``fusion``: formulas that are written out, as what they are.
+* ``capturing``: the program of a model, once per model and shape; ``fingerprint``: whether it is still the same;
+  ``checks``: what a model, its input and its output must be; ``refusals``: what goes wrong, in the user's terms;
+  ``faithful``: what is noticed on the way that would make a program untrue.
 * ``labels``: which samples of a batch each entry depends on.
 """
 
 from surefoot.program import layers as _layers  # noqa: F401 -- declares its rules
 from surefoot.program.builder import Builder
+from surefoot.program.capturing import capture, values_of
 from surefoot.program.ir import Node, Program
 from surefoot.program.labels import interacting, samples
 from surefoot.program.primitives import PRIMITIVES, Primitive
@@ -24,8 +28,8 @@ from surefoot.program.tracing import trace
 from surefoot.program.transpose import differentiate
 
 __all__ = [
-    "PRIMITIVES", "SCALARS", "Builder", "Node", "Primitive", "Program", "Scalar", "Symbol", "differentiate",
-    "interacting", "samples", "trace",
+    "PRIMITIVES", "SCALARS", "Builder", "Node", "Primitive", "Program", "Scalar", "Symbol", "capture",
+    "differentiate", "interacting", "samples", "trace", "values_of",
 ]  # fmt: skip
 
 

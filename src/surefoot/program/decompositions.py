@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.errors import UnsupportedOperation
+from surefoot.errors import CaptureError, UnsupportedOperation
 from surefoot.program.symbol import Symbol
 
 Rule = Callable[..., Any]
@@ -703,15 +703,31 @@ def _pad(x: Symbol, widths: Sequence[int], value: float = 0) -> Symbol:
 
 @rule("index_select")
 def _index_select(x: Symbol, dim: int, index: Tensor) -> Symbol:
-    return x.emit("rows", x.index_of(fixed(index).reshape(-1)), dim=dim % x.dim())
+    return _rows(x, dim % x.dim(), fixed(index))
+
+
+def _rows(x: Symbol, dim: int, index: Tensor) -> Symbol:
+    """The rows along a dimension; ids that there are none of are refused."""
+    size = x.shape[dim]
+    if index.numel() and not index.is_meta and (int(index.min()) < 0 or int(index.max()) >= size):
+        what = f"an embedding of {size} entries is asked for ids from {int(index.min())} to {int(index.max())}"
+        remedy = "Pass ids that are smaller than the number of entries."
+        raise CaptureError(what, where=x.builder.path, remedy=remedy)
+    return x.emit("rows", x.index_of(index.reshape(-1)), dim=dim)
 
 
 @rule("embedding")
 def _embedding(
     weight: Symbol, ids: Tensor, padding: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
 ) -> Symbol:
-    rows = weight.emit("rows", weight.index_of(fixed(ids).reshape(-1)), dim=0)
-    return rows.reshape([*ids.shape, *weight.shape[1:]])
+    for wrong, name, what in (
+        (scale_grad_by_freq, "scale_grad_by_freq", "divides its gradient by how often an id occurs"),
+        (sparse, "sparse", "makes sparse gradients"),
+    ):
+        if wrong:
+            remedy = f"Set {name}=False: a gradient is then the derivative, in a dense tensor."
+            raise CaptureError(f"an embedding {what}", where=weight.builder.path, remedy=remedy)
+    return _rows(weight, 0, fixed(ids)).reshape([*ids.shape, *weight.shape[1:]])
 
 
 @rule("embedding_dense_backward")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.errors import UnsupportedOperation
+from surefoot.errors import CaptureError, UnsupportedOperation
 from surefoot.program.decompositions import rule, symbol_of
 from surefoot.program.symbol import Symbol
 
@@ -59,7 +59,9 @@ def unmasked(x: Symbol) -> tuple[Symbol, Symbol | None]:
 def _refuse_empty(x: Symbol, mask: Symbol | None, dim: int) -> None:
     """Refuse a fibre of a soft-max in which all is masked: the result would be NaN."""
     if mask is not None and not bool((x.builder.constants[mask.index].sum(dim) > 0).all()):
-        raise UnsupportedOperation("a soft-max of which all entries are minus infinity is not a number")
+        what = "a mask hides everything from a row of the attention, and the model returns NaN"
+        remedy = "Leave at least one entry visible in each row, or drop the samples that have none."
+        raise CaptureError(what, where=x.builder.path, remedy=remedy)
 
 
 @rule("_softmax", "softmax")

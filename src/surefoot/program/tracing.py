@@ -10,6 +10,8 @@ operations.
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -23,11 +25,15 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from surefoot.errors import CaptureError, UnsupportedOperation
 from surefoot.program.builder import Builder
-from surefoot.program.decompositions import MOVES, RULES, moved, places_of, scattered
+from surefoot.program.checks import select_outputs, with_gradients
+from surefoot.program.decompositions import MOVES, RULES, moved, scattered
+from surefoot.program.faithful import Witness, custom_functions, refuse_assigned
 from surefoot.program.fusion import fuse
 from surefoot.program.ir import Program
+from surefoot.program.refusals import AUTOCAST, DATA, KEEP_ALL, NO_VALUES, SHAPES, SIZES, translated
 from surefoot.program.symbol import Symbol
 from surefoot.torch_private import (
+    BatchNormalisation,
     FakeTensor,
     FakeTensorMode,
     TorchDispatchMode,
@@ -44,22 +50,19 @@ Place = tuple[int, tuple[int, ...], tuple[int, ...]]  # offset, shape and stride
 
 _NEW = {
     "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty",
-    "new_empty_strided", "empty_strided",
+    "new_empty_strided", "empty_strided", "_new_zeros_with_same_feature_meta",
 }  # fmt: skip
 """Operations that read a shape only."""
 
 _DATA_DEPENDENT = {
-    "_local_scalar_dense",
-    "item",
-    "is_nonzero",
-    "equal",
-    "allclose",
-    "nonzero",
-    "masked_select",
-    "unique",
-    "any",
-    "all",
+    **dict.fromkeys(
+        ("_local_scalar_dense", "item", "is_nonzero", "equal", "allclose", "any", "all"), (DATA, NO_VALUES)
+    ),
+    **dict.fromkeys(("nonzero", "masked_select", "unique"), (SHAPES, KEEP_ALL)),
+    "_pack_padded_sequence": SIZES,
 }
+_POSITIONS = {"argmax", "argmin", "argsort", "searchsorted", "bucketize"}
+"""Operations that return positions, which stand for no nodes."""
 _NO_NUMBERS = {
     "is_same_size",
     "_linalg_check_errors",
@@ -103,57 +106,110 @@ def trace(
     >>> program.parameters, [node.primitive.name for node in program.nodes]
     (('weight',), ['input', 'input', 'permute', 'matmul', 'sum'])
     """
-    args = (args,) if isinstance(args, Tensor) else tuple(args)
-    kwargs = dict(kwargs or {})
+    return traced(model, (args,) if isinstance(args, Tensor) else tuple(args), objective, kwargs or {}).program
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A program, and what was noticed on the way.
+
+    Attributes:
+        program: what the model computes.
+        read: the names of buffers and frozen parameters whose values the program is made with.
+        severed: tensors that depend on parameters and are cut off from their gradient: a module path, and how.
+        custom: the names of functions with a hand-written backward.
+        transforms: whether derivatives are taken with ``torch.func``.
+    """
+
+    program: Program
+    read: frozenset[str]
+    severed: tuple[tuple[str, str], ...]
+    custom: tuple[str, ...]
+    transforms: bool
+
+
+def traced(
+    model: nn.Module,
+    args: Sequence[Tensor],
+    objective: Callable[[Any], Any] | None,
+    kwargs: Mapping[str, Tensor],
+) -> Traced:
+    """What :func:`trace` returns, with what was noticed."""
     device = next((v.device for v in (*model.parameters(), *args, *kwargs.values())), torch.device("cpu"))
     tracer = Tracer(Builder(device="cpu" if device.type == "meta" else device))
+    builder = tracer.builder
     names = [f"x.{k}" if len(args) > 1 else "x" for k in range(len(args))]
-    owned = {name: tracer.parameter(name, value) for name, value in model.named_parameters()}
-    owned |= {name: tracer.fixed_tensor(value) for name, value in model.named_buffers()}
-    inputs = [tracer.data(name, value) for name, value in zip(names, args, strict=True)]
-    named = {name: tracer.data(name, value) for name, value in kwargs.items()}
-    with _as_if_alone(tracer.builder.device), _paths(model, tracer.builder), tracer, python_dispatcher():
-        result = functional_call(model, owned, tuple(inputs), named)
-        tracer.builder.path = ""
-        result = result if objective is None else objective(result)
-        outputs = [value for value in tree_leaves(result) if isinstance(value, Tensor)]
-    return fuse(tracer.builder.finish([tracer.node_of(value) for value in outputs]))
+    try:
+        owned = {name: tracer.parameter(name, value) for name, value in model.named_parameters()}
+        owned |= {name: tracer.fixed_tensor(name, value) for name, value in model.named_buffers()}
+        inputs = tuple(tracer.data(name, value) for name, value in zip(names, args, strict=True))
+        named = {name: tracer.data(name, value) for name, value in kwargs.items()}
+        with _as_if_alone(model, builder.device), _paths(model, builder, owned), tracer, python_dispatcher():
+            result = functional_call(model, owned, inputs, named)
+            builder.path = ""
+            outputs = select_outputs(result if objective is None else objective(result))
+    except UnsupportedOperation:
+        raise
+    except Exception as error:  # of any type: it comes from the model
+        raise translated(error, model, (*args, *kwargs.values()), builder.path) from None
+    witness = tracer.witness
+    witness.refuse_states()
+    results = {tracer.node_of(value): value for value in outputs}
+    program = fuse(builder.finish([tracer.node_of(value) for value in outputs]))
+    return Traced(
+        program, frozenset(witness.read), witness.severed(results), custom_functions(outputs), witness.transforms
+    )
 
 
 @contextmanager
-def _as_if_alone(device: torch.device) -> Iterator[None]:
-    """The function and not its surroundings: in the model's own precision, with attention that has derivatives."""
-    fast = torch.backends.mha.get_fastpath_enabled()
+def _as_if_alone(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """The function and not its surroundings: in the model's own precision, with attention that has derivatives.
+
+    The momentum of a batch normalisation enters its running statistics only.
+    """
+    fast, level = torch.backends.mha.get_fastpath_enabled(), logging.root.manager.disable
+    averaging = [m for m in model.modules() if isinstance(m, BatchNormalisation) and m.momentum is None]
     with ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
-        for kind in ("cpu", "cuda"):
-            if torch.is_autocast_enabled(kind):
-                stack.enter_context(torch.autocast(kind, enabled=False))
+        stack.enter_context(with_gradients())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
         if torch.get_default_device().type == "meta":
             stack.enter_context(device)
+        logging.disable(logging.CRITICAL)
         torch.backends.mha.set_fastpath_enabled(False)
+        stack.enter_context(
+            torch.backends.mkldnn.flags(enabled=False)
+        )  # whose kernels are no operations of layers
+        for module in averaging:
+            module.momentum = 0.0
         try:
             yield
         finally:
             torch.backends.mha.set_fastpath_enabled(fast)
+            logging.disable(level)
+            for module in averaging:
+                module.momentum = None
 
 
 @contextmanager
-def _paths(model: nn.Module, builder: Builder) -> Iterator[None]:
+def _paths(model: nn.Module, builder: Builder, owned: Mapping[str, Tensor]) -> Iterator[None]:
     """The path of the module that runs is that of the nodes which are written."""
     names = {id(module): name for name, module in model.named_modules()}
     stack: list[str] = []
 
     def enter(module: nn.Module, _: Any) -> None:
+        if any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+            raise CaptureError(AUTOCAST[0], where=builder.path, remedy=AUTOCAST[1])
         stack.append(builder.path)
         builder.path = names.get(id(module), builder.path)
 
     def leave(module: nn.Module, *_: Any) -> None:
         builder.path = stack.pop()
+        if module is model:  # before what was put into it is taken out again
+            refuse_assigned(model, owned)
 
-    handles = register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)
+    handles = register_module_forward_pre_hook(enter), register_module_forward_hook(leave)
     try:
         yield
     finally:
@@ -180,14 +236,14 @@ class Tracer(TorchDispatchMode):
         self._storages: dict[int, _Storage] = {}
         self._alive: list[Tensor] = []  # so that no storage is used twice
         self._table = decompositions()
-        self._tied: dict[Any, Tensor] = {}
+        self.witness = Witness(builder, lambda value: self.node_of(value) if self._is_followed(value) else None)
 
     # What enters.
 
     def parameter(self, name: str, value: Tensor) -> Tensor:
         """A fake tensor in the place of a parameter; itself if it asks for no gradient."""
         if not value.requires_grad:
-            return self.fixed_tensor(value)
+            return self.fixed_tensor(name, value)
         return self._input(name, value, parameter=True)
 
     def data(self, name: str, value: Tensor) -> Tensor:
@@ -196,19 +252,22 @@ class Tracer(TorchDispatchMode):
             return self._input(name, value, parameter=False)
         return torch.zeros(value.shape, dtype=value.dtype) if value.is_meta else value
 
-    def fixed_tensor(self, value: Tensor) -> Tensor:
-        """A copy that the model may write to; without entries,
-        a fake tensor that stands for an unknown constant."""
-        if not value.is_meta:
-            return value.detach().clone()
-        fake = self._fake(value)
-        self._enter(fake, self.builder.constant(value))
-        return fake
+    def fixed_tensor(self, name: str, value: Tensor) -> Tensor:
+        """A copy that the model may write to; without entries, a fake tensor for an unknown constant."""
+        if value.is_meta:
+            copied = self._fake(value)
+            self._enter(copied, self.builder.constant(value))
+        else:
+            copied = (value if value.layout is torch.strided else value.to_dense()).detach().clone()
+            self._alive.append(copied)
+        self.witness.own(copied, "buffer", name)
+        return copied
 
     def _input(self, name: str, value: Tensor, parameter: bool) -> Tensor:
         fake = self._fake(value)
         self.builder.dtype = value.dtype
         self._enter(fake, self.builder.input(name, value.shape, value.dtype, parameter))
+        self.witness.own(fake, "parameter" if parameter else "input", name)
         return fake
 
     def _fake(self, value: Tensor) -> Tensor:
@@ -283,26 +342,39 @@ class Tracer(TorchDispatchMode):
         kwargs = kwargs or {}
         schema = schema_of(func)
         name = func.overloadpacket.__name__
-        variables = [value for value in tree_leaves((args, kwargs)) if self.is_variable(value)]
-        if torch.Tag.nondeterministic_seeded in func.tags and not _without_effect(schema, args, kwargs):
-            raise CaptureError(
-                f"the operation '{name}' draws random numbers", where=self.builder.path, remedy=_NOT_RANDOM
-            )
+        tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+        variables = [value for value in tensors if self.is_variable(value)]
+        self.witness.check(name, schema, args, kwargs, tensors, torch.Tag.nondeterministic_seeded in func.tags)
         if not variables or func.namespace == "prim":
             return func(*args, **kwargs)
+        if name == "masked_select" and not self.is_variable(args[1]):
+            with self:
+                mask = args[1].expand(torch.broadcast_shapes(args[0].shape, args[1].shape))
+                return args[0].expand(mask.shape)[mask]
+        if name in _DATA_DEPENDENT:
+            what, remedy = _DATA_DEPENDENT[name]
+            raise CaptureError(what, where=self.builder.path, remedy=remedy)
+        result = self._followed(name, func, args, kwargs, variables)
+        self.witness.note(name, variables, tree_leaves(result))
+        return result
+
+    def _followed(self, name: str, func: Any, args: Any, kwargs: Any, variables: Sequence[Tensor]) -> Any:
+        """The result of an operation on tensors that vary."""
+        schema = schema_of(func)
         if name in _NO_NUMBERS or (func.is_view and not any(map(self._is_followed, variables))):
             return func(*self._faked(args), **self._faked(kwargs))
-        if name in _DATA_DEPENDENT:
-            what = "control flow depends on the data: the values of a tensor decide a branch, a loop or a number"
-            raise CaptureError(what, where=self.builder.path, remedy=_NO_VALUES)
         if name in _NEW:
             return self._new(name, func, args, kwargs)
+        if "out" in kwargs:
+            return self._into(kwargs["out"], func, args, {k: v for k, v in kwargs.items() if k != "out"})
         if schema.is_mutable and name.endswith("_") and not name.endswith("__"):
             return self._in_place(func, args, kwargs)
+        if name in _POSITIONS:
+            return func(*self._faked(args), **self._faked(kwargs))
         if name in ("index", "_unsafe_index", "index_put", "_unsafe_index_put"):
             args = (args[0], _places(args[1]), *args[2:])
         if name in RULES or name in MOVES:
-            return self._written(name, func, args, kwargs)
+            return self._written_down(name, func, args, kwargs)
         formula = self._table.get(func)
         with self:
             result = NotImplemented if formula is None else formula(*args, **kwargs)
@@ -311,7 +383,7 @@ class Tracer(TorchDispatchMode):
             raise self._unsupported(func)
         return result
 
-    def _written(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
+    def _written_down(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
         """Write an operation down; its result is that of the same operation on fake tensors."""
         # views of memory that was fixed and written to share it
         is_real = all(not isinstance(value, FakeTensor) for value in tree_leaves((args, kwargs)))
@@ -320,7 +392,7 @@ class Tracer(TorchDispatchMode):
         )
         results = [value for value in tree_leaves(result) if isinstance(value, Tensor)]
         real = [value for value in results if value.is_floating_point()]
-        self._check_types(func, args, real)
+        self._check_types(name, args, real)
         if real:
             self.builder.dtype = real[0].dtype
         symbols = self._symbols(name, func, args, kwargs)
@@ -365,6 +437,13 @@ class Tracer(TorchDispatchMode):
         )
         return value.fill_(fill)
 
+    def _into(self, target: Tensor, func: Any, args: Any, kwargs: Any) -> Tensor:
+        """An operation whose result is written into a tensor."""
+        with self:
+            result = func.overloadpacket(*args, **kwargs)
+        self._write(target, self.node_of(result))
+        return target
+
     def _in_place(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An operation that writes into its first argument, by the one that returns the result."""
         name, target, formula = func.overloadpacket.__name__[:-1], args[0], out_of_place(func)
@@ -381,36 +460,30 @@ class Tracer(TorchDispatchMode):
         self._write(target, symbols.expand(target.shape).index)
         return target
 
-    def _check_types(self, func: Any, args: Any, results: Sequence[Tensor]) -> None:
-        """Refuse complex numbers, and real ones that become integers."""
-        name = func.overloadpacket.__name__
-        if any(isinstance(value, Tensor) and value.is_complex() for value in (*tree_leaves(args), *results)):
+    def _check_types(self, name: str, args: Any, results: Sequence[Tensor]) -> None:
+        """Refuse complex numbers, and products of tensors of different types, which only kernels notice."""
+        tensors = [value for value in tree_leaves(args) if isinstance(value, Tensor)]
+        if any(value.is_complex() for value in (*tensors, *results)):
             raise UnsupportedOperation(
                 f"'{name}' computes with complex numbers: use their real and imaginary parts"
             )
+        types = list(dict.fromkeys(value.dtype for value in tensors[-2:]))
+        if name in _PRODUCTS and len(types) > 1:
+            whole = [dtype for dtype in types if not dtype.is_floating_point]
+            if whole:
+                what, remedy = f"'{name}' computes with integers ({whole[0]}) that come from the input", _IDS
+            else:
+                what, remedy = f"'{name}' multiplies {' by '.join(map(str, types))}", _CONVERT
+            raise CaptureError(what, where=self.builder.path, remedy=remedy)
 
     def _unsupported(self, func: Any) -> UnsupportedOperation:
         where = f" in module '{self.builder.path}'" if self.builder.path else ""
         return UnsupportedOperation(f"the operation '{func}'{where} has no rule")
 
 
-_NOT_RANDOM = "A certificate covers one function: call model.eval(), or draw the numbers before and pass them in."
-_NO_VALUES = (
-    "A certificate covers one function: replace a branch by torch.where, a number taken out of a tensor "
-    "(.item(), float(), int()) by the tensor itself, and fix the number of iterations of a loop."
-)
-
-
-def _without_effect(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether an operation that may drop entries at random drops none."""
-    values = {
-        argument.name: argument.default_value for argument in schema.arguments if argument.has_default_value()
-    }
-    values |= dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | dict(kwargs)
-    rates = [values[name] for name in ("p", "dropout_p", "dropout") if name in values]
-    trains = [values[name] for name in ("train", "training") if name in values]
-    same = "lower" in values and "upper" in values and values["lower"] == values["upper"]
-    return bool(rates and not rates[0]) or (bool(trains) and not trains[0]) or same
+_PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "mv", "convolution", "native_layer_norm"}
+_IDS = "Integer inputs can only be ids for an embedding, or masks: pass numbers as x.float()."
+_CONVERT = "Convert the model or the input, for example x = x.to(torch.float64) or model.double()."
 
 
 def _places(index: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -426,4 +499,4 @@ def _place(value: Tensor) -> Place:
     return int(value.storage_offset()), tuple(value.shape), tuple(value.stride())
 
 
-__all__ = ["Tracer", "places_of", "trace"]
+__all__ = ["Traced", "Tracer", "trace", "traced"]

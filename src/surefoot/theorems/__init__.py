@@ -1,35 +1,26 @@
 """Theorems of convergence whose hypotheses are verified, round-off included.
 
-* ``statements``: the theorems and their proofs, as functions of verified numbers. ``gradient_steps``, ``momentum``
-  and ``stochastic`` hold those about gradient steps (plain, with momentum, on random batches), ``majorised`` that
-  about Gauss-Newton with a fixed damping; ``balls`` has the ball arithmetic they use.
-* ``deciding``: :func:`convergence`, which finds the theorem that applies from the present weights, and its ball:
-  ``descent`` for gradient steps, ``convex`` for strict minima, ``problem`` for the numbers of both.
-* ``waiting``: :func:`until_proved`, which takes steps until a theorem applies.
+* ``interpolation``, ``gradient_descent``, ``heavy_ball`` and ``strongly_convex``: the theorems and their proofs,
+  as functions of verified numbers; ``arithmetic`` has the ball arithmetic they use.
+* ``deciding``: :func:`convergence`, which finds the theorem that applies from the present weights.
+* ``search``: one search over balls, for all of them.
 * ``record``: :class:`Convergence`, the verdict with its numbers, or what is missing.
-* ``layered``: networks of linear layers and element-wise functions, sample by sample.
-* ``pieces``: all batches, of one process or several; ``piece``: one batch, and its share of the numbers.
-* ``samples``: other networks, on each sample by itself.
-* ``linear``: a network linearised at its weights; ``affine``: networks that are affine in the trained parameters.
-* ``bending``: how fast the Jacobian changes on a ball; ``reach``: how far layers move there.
-* ``relative``: how fast the Jacobian changes at the weights, measured by the Jacobian itself.
-* ``hessian``: the dense Hessian of an objective at the weights.
+* ``network``: a network at its weights: outputs, Jacobian, and how fast the Jacobian changes on a ball.
+* ``layered``: networks of linear layers and element-wise functions, sample by sample; ``bending``: how fast their
+  Jacobian changes.
+* ``curvature``: the Hessian of an objective at the weights and on a ball.
 """
 
-from surefoot.theorems.balls import Profile
 from surefoot.theorems.deciding import convergence
-from surefoot.theorems.gradient_steps import GradientDescent
-from surefoot.theorems.majorised import DampedGaussNewton
-from surefoot.theorems.momentum import FastHeavyBall, HeavyBall
+from surefoot.theorems.gradient_descent import GradientDescent
+from surefoot.theorems.heavy_ball import HeavyBall
+from surefoot.theorems.interpolation import Interpolation
 from surefoot.theorems.record import Convergence, Hypothesis
-from surefoot.theorems.statements import Interpolation, NothingHere, StronglyConvex
-from surefoot.theorems.stochastic import StochasticDescent
-from surefoot.theorems.waiting import until_proved
+from surefoot.theorems.strongly_convex import NothingHere, StronglyConvex
 
 __all__ = [
-    "Convergence", "DampedGaussNewton", "FastHeavyBall", "GradientDescent", "HeavyBall", "Hypothesis",
-    "Interpolation", "NothingHere", "Profile", "StochasticDescent", "StronglyConvex", "convergence",
-    "until_proved",
+    "Convergence", "GradientDescent", "HeavyBall", "Hypothesis", "Interpolation", "NothingHere", "StronglyConvex",
+    "convergence",
 ]  # fmt: skip
 
 

@@ -37,302 +37,165 @@ this radius around the value at the weights. With V the variation over the ball 
 .. math:: \mathrm V(Q_k) \le \mathrm V(B_{k+1})(\|W_{k+1}\| + \rho) + \|B_{k+1}\|\rho, \qquad
     \mathrm V(B_k) \le \mathrm V(Q_k)\sup|a_k'| + \|Q_k\|\mathrm V(a_k').
 
-*In several batches.* Everything above is about one sample at a time, except for the norms over samples. A sum of
-squares over samples is added up over batches, a maximum is taken over them, and :math:`\|\mathrm{diag}(\mu)\tilde
-X_k\|_2` comes from the sum of the Gram matrices of their rows (:func:`~surefoot.norms.norm_of_gram`), which has as
-many entries as the square of the width. A batch is read again for each ball, and for each layer whose rows are
-needed (:class:`Here`).
-
-*How far it moves.* :func:`bending` also bounds :math:`\sup\|D^2\psi(u) - D^2\psi(u_0)\|`. Each term above is a
-product; if its factors have norms :math:`f_i` at the weights and move by :math:`d_i`, it moves by at most
-:math:`\prod(f_i + d_i) - \prod f_i`, sample by sample, and the sums over samples and units are bounded as before.
-
 *Round-off.* Every bound is a sum of products and roots of non-negative doubles, with fewer than a million
 roundings in a row, so a relative 1e-9 covers them.
-
-*Other networks*: the smoothness of the outputs by the calculus (:mod:`surefoot.calculus.assemble`), either of the
-whole batch or, as :math:`\|D^2\psi[v, v]\|^2 = \sum_n\|D^2\psi_n[v, v]\|^2`, as the root of the sum of squares
-over single samples; over several batches it is the root of the sum of their squares (:func:`stacked`). Between two
-parameters s and t of one sample, :math:`\|\sum_oc_oD^2_{st}\psi_{n,o}\| \le
-(\sum_o\|D^2_{st}\psi_{n,o}\|^2)^{1/2}` is a bound as well, with the adjoint pass of each output.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from surefoot.calculus.adjoint.bounds import scalar_bounds
-from surefoot.calculus.analysis import Analysis
-from surefoot.calculus.assemble import assemble, smoothness, terms, weighted_curvature
-from surefoot.calculus.breakdown import reasons
-from surefoot.domains import Ball
-from surefoot.magnitude import Magnitude, minimum, stack
-from surefoot.norms import LARGEST_EXACT, frobenius_norm, nonnegative_norm, norm_of_gram, spectral_norm
-from surefoot.norms.hermitian import up
-from surefoot.processes import Processes
-from surefoot.theorems.layered import Layer, Layered, layer_factors
-from surefoot.theorems.reach import FEW, UP, Moving, kinks_near, outputs_of, reaches_of, through_layers
-from surefoot.theorems.samples import Single
+from surefoot.magnitude import Magnitude
+from surefoot.norms import batched_spectral_norm, nonnegative_norm, spectral_norm
+from surefoot.scalar import Rounded, sups_on
+from surefoot.theorems.layered import Layer, Layered
 
-AT_ONCE = 4  # Gram matrices that are held together
+UP = 1 + 1e-9
+_NAMED = 3  # kinks that are named
 
 
 @dataclass(frozen=True)
 class Bending:
     """K on a ball, or why it is infinite."""
 
-    radius: float  # the radius of the ball
     constant: float  # K
-    variation: float = math.inf  # how far the second derivative may be from that at the weights
     obstacles: tuple[str, ...] = ()  # what makes K infinite, in words
 
 
-def bending(
-    analysis: Analysis, radius: float, samples: Sequence[Single] = (), weights: Mapping[str, float] | None = None
-) -> Bending:
-    """K of any network on the ball of this radius around the weights, from the batch and from single samples.
-
-    With ``weights`` :math:`L_b \\ge 1` of parameters by path, norms are :math:`\\sum_bL_b\\|v_b\\|^2`. The ball is
-    then inside the ordinary one, block b moves by at most :math:`\\rho/\\sqrt{L_b}`, and :math:`H_{jk}` is divided
-    by :math:`\\sqrt{L_jL_k}`.
-    """
-    whole = _by_calculus(analysis, radius, weights)
-    if not samples or not math.isfinite(whole.constant):
-        return whole
-    each = (_by_calculus(one.network, radius, weights, one.outputs).constant for one in samples)
-    parts = up(math.hypot(*each), len(samples))
-    return replace(whole, constant=min(whole.constant, parts))
-
-
-def stacked(pieces: Sequence[Bending]) -> Bending:
-    """K of the outputs of all batches, stacked, from K of each batch on the same ball."""
-    if len(pieces) == 1:
-        return pieces[0]
-    constant = up(math.hypot(*(piece.constant for piece in pieces)), len(pieces))
-    obstacles = dict.fromkeys(what for piece in pieces for what in piece.obstacles)
-    return Bending(pieces[0].radius, constant, obstacles=tuple(obstacles))
-
-
-def _by_calculus(
-    analysis: Analysis, radius: float, weights: Mapping[str, float] | None, outputs: Sequence[Analysis] = ()
-) -> Bending:
-    result = analysis.over(Ball(radius))
-    summands = terms(result, weighted_curvature(result))
-    matrix = assemble(summands, len(result.region.variables))
-    if outputs and _paths(outputs[0]) == _paths(analysis):
-        each = [scalar_bounds(output.over(Ball(radius))) for output in outputs]
-        matrices = [bounds.matrix for bounds in each if bounds is not None]
-        if len(matrices) == len(each):
-            matrix = minimum(matrix, stack(matrices).norm(axis=0))
-    if weights is not None:
-        paths = {leaf.name: leaf.path for leaf in analysis.reading.graph.parameters}
-        roots = np.array([weights[paths[name]] ** -0.5 for name in result.region.variables])
-        matrix = matrix * Magnitude.of(roots[:, None] * roots[None, :])
-    constant = float(smoothness(matrix))
-    return Bending(radius, constant, obstacles=() if math.isfinite(constant) else tuple(reasons(summands)))
-
-
-def _paths(analysis: Analysis) -> list[str]:
-    return [leaf.path for leaf in analysis.reading.graph.parameters]
-
-
-Key = tuple[str, int, int, int]  # a term of H: its kind, the layer that bends, j and k
-
-
 @dataclass(frozen=True)
-class _Units:
-    """The rows that a layer reads, times weights for each sample and unit; one number per unit."""
+class _Reach:
+    """Suprema over the ball of what belongs to one layer: one row per sample, one column per unit."""
 
-    sizes: Tensor  # roots of the sums of their squares on the ball
-    moved: Tensor  # the same for how far they move
-    most: Tensor  # the largest weight
-
-    @staticmethod
-    def of(weights: Moving, lengths: Moving) -> _Units:
-        """The numbers of one batch."""
-        rows = lengths.rows() * weights
-        sizes, moved = (torch.linalg.vector_norm(part, dim=0) * UP for part in (rows.bound, rows.move))
-        return _Units(sizes, moved, weights.bound.amax(0))
-
-    def __add__(self, other: _Units) -> _Units:
-        sizes, moved = (torch.hypot(getattr(self, n), getattr(other, n)) for n in ("sizes", "moved"))
-        return _Units(sizes, moved, torch.maximum(self.most, other.most))
+    layer: Layer
+    norm: float  # of the weight
+    rho: float  # how far the weight may move
+    features: Tensor  # the rows x̃ at the weights, as computed
+    moved: Tensor  # how far these rows may move, with their errors
+    lengths: Tensor  # their norms
+    slopes: Tensor  # |a'|
+    bends: Tensor  # |a″|
+    turn: Tensor  # how far the largest slope of each sample may move
 
 
-@dataclass(frozen=True)
-class Bent:
-    """The numbers of one batch on a ball."""
-
-    count: int  # the number of samples
-    is_finite: bool = True  # whether values over the ball are finite
-    # kinks that units may meet: the layer, how near it is, the sample and two parts of the sentence about it
-    kinks: tuple[tuple[int, float, int, str, str], ...] = ()
-    # for each term, the norm of its weights times how far the rows move
-    rests: Mapping[Key, float] = field(default_factory=dict)
-    units: Mapping[Key, _Units] = field(default_factory=dict)  # terms in which a unit meets its own weights only
-    still: tuple[float, ...] = ()  # how far the rows of each layer move, in norm
+def _derivative(layer: Layer, before: Rounded, order: int, spread: Tensor) -> tuple[Tensor, Tensor]:
+    """The supremum of a derivative of the function over the ball, and that of the next one."""
+    value = before.value
+    if layer.function is None:
+        return torch.full_like(value, 2.0 - order), torch.zeros_like(value)
+    wrong = before.error.expand(value.shape) * UP + value.abs() * 2.0**-51
+    low, high = value - wrong - spread[:, None] * UP, value + wrong + spread[:, None] * UP
+    first, second = sups_on(layer.function, (order, order + 1), low, high)
+    return first, second
 
 
-class Source(Protocol):
-    """The batches of a layered network, in this process or in several."""
-
-    def shape(self) -> tuple[Layer, ...]:
-        """The layers."""
-
-    def bent(self, radius: float, roots: tuple[float, ...]) -> list[Bent]:
-        """The numbers of each batch on a ball in which layer k moves by at most ``roots[k]`` times the radius."""
-
-    def norms(self, k: int, asked: Sequence[tuple[Key | None, str]]) -> list[float]:
-        """Bounds on the norms of the rows that a layer reads at the weights, times the samples' weights in a term.
-
-        The weights are those on the last ball (``"bound"``), or how far they move there (``"move"``); without a
-        key the rows count as they are.
-        """
-
-
-class Here:
-    """The batches of this process; ``read`` gives the network on each of them."""
-
-    def __init__(self, read: Callable[[], Iterable[Layered]]) -> None:
-        self._read = read
-        self._weights: list[dict[Key, Moving]] = []
-
-    def shape(self) -> tuple[Layer, ...]:
-        """The layers."""
-        return next(iter(self._read())).layers
-
-    def bent(self, radius: float, roots: tuple[float, ...]) -> list[Bent]:
-        """As in :class:`Source`; the samples' weights are kept, a number for each term and sample."""
-        both = [_bent(layered, radius, roots) for layered in self._read()]
-        self._weights = [weights for _, weights in both]
-        return [bent for bent, _ in both]
-
-    def rows(self, k: int, asked: Sequence[tuple[Key | None, str]]) -> Iterator[list[Tensor]]:
-        """For each batch the rows that a layer reads, times weights."""
-        for layered, weights in zip(self._read(), self._weights, strict=True):
-            value = layered.layers[k].features(layered.states[k][0].value)
-            none = Moving.of(*(torch.zeros(len(value), dtype=torch.float64),) * 2)
-            yield [
-                value if key is None else getattr(weights.get(key, none), what)[:, None] * value
-                for key, what in asked
-            ]
-
-    def norms(self, k: int, asked: Sequence[tuple[Key | None, str]]) -> list[float]:
-        """As in :class:`Source`; if there are several batches, by Gram matrices, a few at a time."""
-        if len(self._weights) == 1:
-            return [spectral_norm(rows) for each in self.rows(k, asked) for rows in each]
-        return [
-            n for at in range(0, len(asked), AT_ONCE) for n in stacked_norms(self, k, asked[at : at + AT_ONCE])
-        ]
+def _reaches(layered: Layered, radius: float) -> Iterator[tuple[_Reach, Tensor]]:
+    """The layers over the ball, and how far the outputs of their linear maps may move."""
+    steps = torch.zeros(layered.count, dtype=torch.float64)  # how far the input of the layer moves
+    paths: list[Tensor] = []  # how fast the output of the present linear map moves with each layer before
+    steepest = torch.ones(layered.count, dtype=torch.float64)
+    for layer, (reads, _, _), before in zip(layered.layers, layered.states, layered.sums, strict=True):
+        rho = radius if layer.trains_weight else 0.0
+        norm = (spectral_norm(layer.weight) + rho) * UP
+        wrong = torch.linalg.vector_norm(reads.error.expand(reads.value.shape), dim=1)
+        features = layer.features(reads.value)
+        moved = (steps + wrong) * UP if layer.trains_weight else torch.zeros_like(steps)
+        lengths = (torch.linalg.vector_norm(features, dim=1) + moved) * UP
+        paths = [*(path * steepest * norm * UP for path in paths), lengths]
+        spread = torch.linalg.vector_norm(torch.stack(paths), dim=0) * (radius * UP)
+        slopes, bends = _derivative(layer, before, 1, spread)
+        if layer.function is not None:
+            bends = _derivative(layer, before, 2, spread)[0]
+        steepest = slopes.amax(1)
+        turn = torch.minimum(bends * spread[:, None] * UP, 2 * slopes).amax(1)
+        steps = steepest * spread * UP
+        yield _Reach(layer, norm, rho, features, moved, lengths, slopes, bends, turn), spread
 
 
-def stacked_norms(
-    here: Here, k: int, asked: Sequence[tuple[Key | None, str]], processes: Processes | None = None, width: int = 0
-) -> list[float]:
-    """Bounds on the norms of the rows of all batches; with processes and the width of rows, of all processes."""
-    grams = [torch.zeros(width, width, dtype=torch.float64) for _ in asked] if processes is not None else []
-    apart, count = [0.0] * len(asked), 0
+def bending(layered: Layered, radius: float) -> Bending:
+    """K of a layered network on the ball of this radius around its weights."""
+    reaches: list[_Reach] = []
+    for k, (reach, spread) in enumerate(_reaches(layered, radius)):
+        if not bool(torch.isfinite(spread).all()):
+            return Bending(math.inf, ("values over the ball are beyond double precision",))
+        if not bool(torch.isfinite(reach.bends).all()):
+            return Bending(math.inf, tuple(_kinks(reach, layered.sums[k].value, spread)))
+        reaches.append(reach)
+    size = len(reaches)
+    matrix = torch.zeros(size, size, dtype=torch.float64)  # H
 
-    def add() -> None:
-        nonlocal grams, apart, count
-        for each in here.rows(k, asked):
-            if each[0].shape[1] > LARGEST_EXACT:
-                apart = [math.hypot(size, spectral_norm(rows)) for size, rows in zip(apart, each, strict=True)]
-                continue
-            apart = [math.hypot(size, frobenius_norm(rows)) for size, rows in zip(apart, each, strict=True)]
-            count += len(each[0])
-            grams = grams or [torch.zeros(2 * (each[0].shape[1],), dtype=torch.float64) for _ in asked]
-            for gram, rows in zip(grams, each, strict=True):
-                gram.addmm_(rows.mT, rows)
+    def add(j: int, k: int, weights: Tensor, units: Tensor | None = None) -> None:
+        """A term with a weight for each sample, or, where a unit meets its own row alone, for each unit of it."""
+        m = reaches[k]
+        amount = spectral_norm(weights[:, None] * m.features) + float((weights * m.moved).norm())
+        if units is not None:
+            sums = torch.linalg.vector_norm(m.lengths[:, None] * units, dim=0)
+            whole = spectral_norm(m.features) + float(m.moved.norm())
+            amount = min(amount, float(torch.minimum(sums, units.amax(0) * whole).amax()))
+        for row, column in {(j, k), (k, j)}:
+            matrix[row, column] += amount * UP
 
-    if processes is None:
-        add()
-    else:
-        processes.together(add)
-        everyone = processes.gathered(lambda: (apart, count))
-        apart = [math.hypot(*sizes) for sizes in zip(*(sizes for sizes, _ in everyone), strict=True)]
-        count = sum(rows for _, rows in everyone)
-        if width <= LARGEST_EXACT:
-            processes.add(grams)
-    exact = [None] * len(asked) if not count else [norm_of_gram(gram, count) for gram in grams]
-    return [size * UP if n is None else min(n, size * UP) for n, size in zip(exact, apart, strict=True)]
-
-
-def _bent(layered: Layered, radius: float, roots: Sequence[float]) -> tuple[Bent, dict[Key, Moving]]:
-    """The numbers of one batch, and the weights of its samples in each term."""
-    count = layered.count
-    reaches = reaches_of(layered, radius, roots)
-    kinks = tuple((k, *kink) for k, m in enumerate(reaches) for kink in kinks_near(m))
-    if kinks or len(reaches) < len(layered.layers):
-        return Bent(count, is_finite=bool(kinks), kinks=kinks), {}
-    outputs = outputs_of(layered, reaches)
-    weights: dict[Key, Moving] = {}
-    units: dict[Key, _Units] = {}
-
-    def add(kind: str, z: int, j: int, k: int, by_sample: Moving, local: Moving | None) -> None:
-        """Add a term with weights per sample and, if it is local, per sample and unit."""
-        weights[kind, z, j, k] = by_sample
-        if local is not None:
-            units[kind, z, j, k] = _Units.of(local, reaches[k].sizes)
-
+    steep, columns = _outputs(layered, reaches)
     for z, m in enumerate(reaches):
-        through = through_layers(reaches, z)
-        bent = outputs[z].columns * m.bends
+        bent, through = columns[z] * m.bends * UP, _flows(reaches, z)
         for j, k in itertools.combinations_with_replacement(range(z, -1, -1), 2):
-            if reaches[j].layer.trains and reaches[k].layer.trains and bool(bent.bound.any()):
-                local = bent * m.sizes.rows() if j == k == z else None
-                add("bend", z, j, k, bent.most() * through[j] * through[k] * reaches[j].sizes, local)
+            if reaches[j].layer.trains and reaches[k].layer.trains and bool(bent.any()):
+                weights = bent.amax(1) * through[j] * through[k] * reaches[j].lengths * UP
+                add(j, k, weights, bent * m.lengths[:, None] if j == k == z else None)
         if z and m.layer.trains_weight:
-            before, through = reaches[z - 1], through_layers(reaches, z - 1)
-            for k in range(z):
-                if reaches[k].layer.trains:
-                    local = outputs[z].norms.rows() * before.slopes if k == z - 1 else None
-                    add("turn", z, z, k, outputs[z].norms * before.slopes.most() * through[k], local)
-    rests = {key: float((weight.bound * reaches[key[3]].features[1]).norm()) for key, weight in weights.items()}
-    still = tuple(float(m.features[1].norm()) for m in reaches)
-    return Bent(count, True, (), rests, units, still), weights
+            slopes, through = reaches[z - 1].slopes, _flows(reaches, z - 1)
+            for k in (k for k in range(z) if reaches[k].layer.trains):
+                weights = steep[z] * slopes.amax(1) * through[k] * UP
+                add(z, k, weights, steep[z][:, None] * slopes if k == z - 1 else None)
+    constant = float(nonnegative_norm(Magnitude.of(matrix.numpy()))) * UP + 1e-290
+    return Bending(constant, () if math.isfinite(constant) else ("K is beyond doubles",))
 
 
-def layered_bending(source: Source, radius: float, weights: Mapping[str, float] | None = None) -> Bending:
-    """K of a layered network; see :func:`bending` for the weights."""
-    layers = source.shape()
-    factors = None if weights is None else {path: 1 / weight for path, weight in weights.items()}
-    roots = tuple(part**0.5 for part in layer_factors(layers, factors))
-    pieces = source.bent(radius, roots)
-    if not all(piece.is_finite for piece in pieces):
-        return Bending(radius, math.inf, obstacles=("values over the ball are beyond double precision",))
-    before = itertools.accumulate((piece.count for piece in pieces), initial=0)
-    kinks = sorted((k, room, start + n, *sentence) for start, p in zip(before, pieces, strict=False)
-                   for k, room, n, *sentence in p.kinks)  # fmt: skip
-    if kinks:
-        obstacles = (f"{first} in sample {n}: {second}" for _, _, n, first, second in kinks[:FEW])
-        return Bending(radius, math.inf, obstacles=tuple(obstacles))
-    matrix = torch.zeros(2, len(layers), len(layers), dtype=torch.float64)  # H, and how far its terms move
-    for k in range(len(layers)):
-        keys = list(dict.fromkeys(key for piece in pieces for key in piece.rests if key[3] == k))
-        local = any(key in piece.units for piece in pieces for key in keys)
-        asked = [(key, what) for key in keys for what in ("bound", "move")]
-        norms = source.norms(k, [*asked, (None, "")] if local else asked) if asked else []
-        whole = (norms[-1] + math.hypot(*(piece.still[k] for piece in pieces))) * UP if local else math.inf
-        for number, key in enumerate(keys):
-            rest = math.hypot(*(piece.rests.get(key, 0.0) for piece in pieces))
-            amounts = torch.tensor(norms[2 * number : 2 * number + 2], dtype=torch.float64).add(rest) * UP
-            parts = [piece.units[key] for piece in pieces if key in piece.units]
-            if parts:
-                units = sum(parts[1:], parts[0])
-                each = torch.minimum(units.sizes, units.most * whole), units.moved
-                amounts = torch.minimum(amounts, torch.stack([part.amax() for part in each]) * UP)
-            for row, column in {(key[2], k), (k, key[2])}:
-                matrix[:, row, column] += amounts
-    scale = torch.tensor(roots, dtype=torch.float64)
-    matrix = matrix * scale[:, None] * scale
-    constant, variation = (float(nonnegative_norm(Magnitude.of(part.numpy()))) * UP + 1e-290 for part in matrix)
-    return Bending(radius, constant, variation, () if math.isfinite(constant) else ("K is beyond doubles",))
+def _flows(reaches: list[_Reach], last: int) -> list[Tensor]:
+    """Bounds on the derivatives of the output of linear map ``last`` in those of earlier ones, by sample."""
+    flows = [torch.ones_like(reaches[0].moved)]
+    for k in range(last - 1, -1, -1):
+        flows.insert(0, flows[0] * reaches[k + 1].norm * reaches[k].slopes.amax(1) * UP)
+    return flows
+
+
+def _outputs(layered: Layered, reaches: list[_Reach]) -> tuple[list[Tensor], list[Tensor]]:
+    """For each layer the norm of B, by sample, and the norms of the columns of Q, by sample and unit."""
+    steep: list[Tensor] = []
+    columns: list[Tensor] = []
+    varied = size = torch.zeros(layered.count, dtype=torch.float64)  # of B of the layer after
+    for k in range(len(reaches) - 1, -1, -1):
+        m, (through, slopes) = reaches[k], layered.sensitivities[k]
+        if through is None:
+            columns, varied = [torch.ones_like(m.slopes)], m.turn
+        else:
+            after = reaches[k + 1]
+            lengths = torch.linalg.vector_norm(after.layer.weight, dim=0) + after.rho
+            at_weights = torch.linalg.vector_norm(through.bound, dim=1)
+            columns.insert(0, (at_weights + varied[:, None] * lengths + size[:, None] * after.rho) * UP)
+            varied = varied * after.norm + size * after.rho
+            varied = (varied * m.slopes.amax(1) + _sample_norms(through) * m.turn) * UP
+        size = _sample_norms(slopes)
+        steep.insert(0, (size + varied) * UP)
+    return steep, columns
+
+
+def _sample_norms(matrices: Rounded) -> Tensor:
+    """Bounds on the norms of the exact matrices, one per sample."""
+    error = torch.linalg.vector_norm(matrices.error.expand(matrices.value.shape), dim=(1, 2))
+    return (batched_spectral_norm(matrices.value) + error) * UP
+
+
+def _kinks(m: _Reach, before: Tensor, spread: Tensor) -> Iterator[str]:
+    """Sentences about the nearest kinks that units may meet."""
+    room = torch.where(torch.isfinite(m.bends), math.inf, before.abs() - spread[:, None])
+    for place in room.flatten().argsort()[:_NAMED].tolist():
+        n, i = divmod(place, room.shape[1])
+        if not math.isfinite(float(m.bends[n, i])):
+            moves = f"it reads {float(before[n, i]):.3g} and moves by up to {float(spread[n]):.3g}"
+            yield f"unit {i} of '{m.layer.after}' may meet a kink in sample {n}: {moves}"

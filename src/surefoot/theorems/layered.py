@@ -14,7 +14,7 @@ never formed. Everything at the weights is computed with a proved bound on its e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -54,10 +54,6 @@ class Layer:
         value = reads.double() if self.trains_weight else reads[:, :0].double()
         return nn.functional.pad(value, (0, int(self.trains_bias)), value=1.0)
 
-    def outlined(self) -> Layer:
-        """The layer without numbers and without its function."""
-        return replace(self, weight=torch.empty_like(self.weight, device="meta"), bias=None, function=None)
-
 
 @dataclass(frozen=True, eq=False)
 class Layered:
@@ -74,6 +70,7 @@ class Layered:
 
     @cached_property
     def _run(self) -> list[tuple[Rounded, Rounded, Rounded, Rounded]]:
+        """For each layer its input, the output of its linear map, and value and slope of its function."""
         steps, state = [], Rounded.exact(self.inputs)
         for layer in self.layers:
             before = product(state, Rounded.exact(layer.weight.mT))
@@ -115,39 +112,19 @@ class Layered:
     @cached_property
     def gram(self) -> Rounded:
         """The Gram matrix of the Jacobian, outputs of one sample next to each other."""
-        return self.times(0, self.outputs.value.numel(), self, self.outputs.value.numel())
-
-    def times(
-        self, start: int, stop: int, other: Layered, end: int, factors: Mapping[str, float] | None = None
-    ) -> Rounded:
-        """Inner products of rows ``start`` to ``stop`` of the Jacobian with the first ``end`` ones of a batch.
-
-        Each parameter counts times its factor, if there are factors by path; they are the same within a layer.
-        """
-        times, weights = self.outputs.value.shape[1], layer_factors(self.layers, factors)
-        first, last, most = start // times, -(-stop // times), -(-end // times)  # samples
-        skipped = start - first * times
+        times = self.outputs.value.shape[1]
         total: Rounded | None = None
-        for k, layer in enumerate(self.layers):
-            if not layer.trains or not weights[k]:
+        for layer, (state, _, _), (_, slopes) in zip(self.layers, self.states, self.sensitivities, strict=True):
+            if not layer.trains:
                 continue
-            (state, _, _), (_, slopes) = self.states[k], self.sensitivities[k]
-            (others, _, _), (_, other_slopes) = other.states[k], other.sensitivities[k]
-            outer = product(
-                slopes.rearranged(lambda t: t.flatten(0, 1)[start:stop]),
-                other_slopes.rearranged(lambda t: t.flatten(0, 1)[:end].mT),
-            )
-            inner = Rounded.exact(torch.zeros(last - first, most, dtype=torch.float64))
+            rows = slopes.rearranged(lambda t: t.flatten(0, 1))
+            inner = Rounded.exact(torch.zeros(self.count, self.count, dtype=torch.float64))
             if layer.trains_weight:
-                inner = product(
-                    state.rearranged(lambda t: t[first:last]), others.rearranged(lambda t: t[:most].mT)
-                )
+                inner = product(state, state.rearranged(lambda t: t.mT))
             if layer.trains_bias:
                 inner = inner + 1.0
-            part = outer * inner.rearranged(
-                lambda t: spread_over(t, times)[skipped : skipped + stop - start, :end]
-            )
-            part = part if weights[k] == 1 else part * weights[k]
+            spread = inner.rearranged(lambda t: t.repeat_interleave(times, 0).repeat_interleave(times, 1))
+            part = product(rows, rows.rearranged(lambda t: t.mT)) * spread
             total = part if total is None else total + part
         assert total is not None
         return total
@@ -165,16 +142,6 @@ class Layered:
                 yield next(paths), both.rearranged(lambda t: t.flatten(1))
             if layer.trains_bias:
                 yield next(paths), turned
-
-
-def layer_factors(layers: Sequence[Layer], factors: Mapping[str, float] | None) -> list[float]:
-    """The factor of each layer, from factors of parameters by path; one without them."""
-    return [factors[layer.paths[0]] if factors is not None and layer.trains else 1.0 for layer in layers]
-
-
-def spread_over(matrix: Tensor, times: int) -> Tensor:
-    """A matrix over samples, each entry repeated for all outputs of its two samples."""
-    return matrix.repeat_interleave(times, 0).repeat_interleave(times, 1)
 
 
 def read_layers(analysis: Analysis) -> Layered | None:

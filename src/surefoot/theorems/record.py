@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import textwrap
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,25 +13,21 @@ from surefoot.magnitude import Magnitude
 from surefoot.numbers import down, short
 from surefoot.report import fragment
 from surefoot.report.document import plain
-from surefoot.theorems.gradient_steps import SquareOnBall
-from surefoot.theorems.majorised import DampedGaussNewton
-from surefoot.theorems.momentum import FastHeavyBall, HeavyBall
-from surefoot.theorems.statements import Interpolation, NothingHere, StronglyConvex
-from surefoot.theorems.stochastic import StochasticDescent
+from surefoot.theorems.gradient_descent import SquareOnBall
+from surefoot.theorems.interpolation import Interpolation
+from surefoot.theorems.strongly_convex import NothingHere, StronglyConvex
 
 SCHEMA = "surefoot/convergence/1"
 METHODS = {
     "gauss_newton": "Gauss-Newton",
-    "damped": "Gauss-Newton with a fixed damping",
     "gradient": "gradient descent",
     "momentum": "gradient descent with momentum",
-    "stochastic": "stochastic gradient descent",
     "newton": "Newton's method",
 }
 _WIDTH = 110
 _FIELDS = (
-    "method", "theorem", "proved", "verdict", "radius", "distance", "rate", "step_size", "momentum",
-    "block_step_sizes", "missing", "loss",
+    "method", "theorem", "proved", "verdict", "radius", "distance", "rate", "step_size", "momentum", "missing",
+    "loss",
 )  # fmt: skip
 _HYPOTHESIS_FIELDS = ("symbol", "meaning", "value", "bound", "needs", "holds")
 
@@ -75,7 +70,7 @@ class Convergence:
     """Whether a method is proved to converge from the present weights.
 
     Attributes:
-        method: ``"gauss_newton"``, ``"damped"``, ``"gradient"``, ``"momentum"``, ``"stochastic"`` or ``"newton"``.
+        method: ``"gauss_newton"``, ``"gradient"``, ``"momentum"`` or ``"newton"``.
         theorem: the name of the theorem.
         proved: whether all hypotheses are verified.
         hypotheses: the hypotheses with their verified numbers.
@@ -86,8 +81,6 @@ class Convergence:
         statement: the theorem with these numbers; ``None`` where they do not exist.
         nothing: the largest ball that was proved to hold no stationary point, where this was tried.
         loss: a bound on the objective at the weights, its minimum taken as zero; ``None`` if there is none.
-        weights: :math:`L_b` by path, where norms are :math:`\\sum_bL_b\\|v_b\\|^2`; each is at least one, so that
-            distances in the ordinary norm are not larger.
 
     >>> print(Convergence("newton", "Newton-Kantorovich theorem", False, (), 3.0).verdict)
     Convergence of Newton's method from here is not proved (Newton-Kantorovich theorem): a factor of 3 is missing.
@@ -103,7 +96,6 @@ class Convergence:
     statement: Interpolation | SquareOnBall | StronglyConvex | None = None
     nothing: NothingHere | None = None
     loss: float | None = field(default=None, compare=False)
-    weights: Mapping[str, float] | None = None
 
     @property
     def radius(self) -> float | None:
@@ -115,40 +107,27 @@ class Convergence:
         """A bound on the distance from the weights to the limit; ``None`` if no limit is proved to exist."""
         if not self.proved or self.statement is None:
             return None
-        return self.statement.radius if isinstance(self.statement, SquareOnBall) else self.statement.distance
+        return self.statement.distance
 
     @property
     def rate(self) -> float | None:
         """The factor by which one step multiplies a bound; ``None`` if convergence is not proved.
 
-        For gradient steps towards zero loss it is the bound on the objective, in expectation if batches are
-        random; near a strict minimum, the bound on the distance; for quadratic convergence, the bound on the
-        distance at the first step.
+        For gradient steps towards zero loss it is the bound on the objective; near a strict minimum, the bound on
+        the distance; for quadratic convergence, the bound on the distance at the first step.
         """
-        if not self.proved or self.statement is None:
-            return None
-        if isinstance(self.statement, Interpolation):
-            first, second = (self.statement.after(k)[0] for k in (0, 1))
-            return second / first if first > 0 else 0.0
-        return self.statement.rate
+        return self.statement.rate if self.proved and self.statement is not None else None
 
     @property
     def step_size(self) -> float | None:
-        """The step size of gradient descent; with ``per_block`` that of blocks with :math:`L_b = 1`."""
-        gradual = self.method in ("gradient", "momentum", "stochastic") and self.proved
+        """The step size of gradient descent."""
+        gradual = self.method in ("gradient", "momentum") and self.proved
         return getattr(self.statement, "step_size", None) if gradual else None
 
     @property
     def momentum(self) -> float | None:
         """The momentum of the heavy ball."""
         return getattr(self.statement, "momentum", None) if self.proved else None
-
-    @property
-    def block_step_sizes(self) -> dict[str, float] | None:
-        """The step size of each parameter, by path; the quotients are exact, as the weights are powers of four."""
-        if self.weights is None or self.step_size is None:
-            return None
-        return {path: self.step_size / weight for path, weight in self.weights.items()}
 
     def iterations(self, eps: float) -> int:
         """A number of steps after which the objective is proved to be within eps of its minimum.
@@ -181,48 +160,23 @@ class Convergence:
                 f"{'quadratically' if statement.h < 0.5 else 'at least linearly'} ({self.theorem})."
             )
         if isinstance(statement, SquareOnBall):
-            return f"{self._steps()}: {self._progress()} ({self.theorem})."
+            size = f"steps of {down(self.step_size or 0.0)}"
+            left = f"(1 - {down(1 - statement.rate, 3)})^k of the loss"
+            if self.momentum is not None:
+                size = f"{size} and momentum {self.momentum:.6g}"
+            return (
+                f"{name[0].upper()}{name[1:]} with {size} converges to the global minimum, zero loss, without "
+                f"leaving the ball of radius {most(statement.radius)}: k steps leave at most {left} "
+                f"({self.theorem})."
+            )
         assert isinstance(statement, StronglyConvex)
         how = f"with steps of {down(statement.step_size)} " if self.method == "gradient" else ""
         return (
             f"{name[0].upper()}{name[1:]} {how}converges to a strict local minimum, the only stationary point "
-            "within "
-            f"{most(statement.radius)}. It is within {most(statement.distance)} of the weights, and the objective "
-            f"is at most {most(statement.gap)} above it; each step multiplies the distance by at most "
+            f"within {most(statement.radius)}. It is within {most(statement.distance)} of the weights, and the "
+            f"objective is at most {most(statement.gap)} above it; each step multiplies the distance by at most "
             f"{most(statement.rate)} ({self.theorem})."
         )
-
-    def _steps(self) -> str:
-        """Where the steps lead, without the rate."""
-        statement, name = self.statement, METHODS[self.method]
-        size = f"steps of {down(self.step_size or 0.0)}"
-        if self.weights is not None:
-            size = (
-                f"steps of {down((self.step_size or 0.0) / max(self.weights.values()))} to {size[9:]}, by block,"
-            )
-        if self.momentum is not None:
-            size = f"{size} and momentum {self.momentum:.6g}"
-        where = f"without leaving the ball of radius {most(self.radius or 0.0)}"
-        probability = ""
-        if isinstance(statement, StochasticDescent):
-            size = f"{size} on batches of {statement.batch_size} of {statement.samples} samples"
-            probability = f", with a probability of at least {math.floor(1e4 * (1 - statement.risk)) / 1e4:g}"
-        if isinstance(statement, DampedGaussNewton):
-            name, size = "Gauss-Newton", f"the damping {most(statement.kappa)}"
-        name = name[0].upper() + name[1:]
-        return f"{name} with {size} converges to the global minimum, zero loss, {where}{probability}"
-
-    def _progress(self) -> str:
-        """The rate."""
-        gain = 1 - (self.rate or 1.0)
-        left = f"(1 - {down(gain, 3)})^k of the loss"
-        if isinstance(self.statement, HeavyBall):
-            return f"k steps leave at most {left}"
-        if isinstance(self.statement, StochasticDescent):
-            return f"in expectation k steps leave at most {most(self.statement.excess)}·{left}"
-        if isinstance(self.statement, FastHeavyBall):
-            return f"k steps leave at most {most(self.statement.excess)}·{left}"
-        return f"each step takes at least {down(100 * gain, 3)} % of the loss that is left"
 
     def __str__(self) -> str:
         lines = textwrap.wrap(self.verdict, _WIDTH)
@@ -235,9 +189,6 @@ class Convergence:
     def remarks(self) -> list[str]:
         """Sentences about what is in the way, what would help, and how far any method has to go."""
         texts = [*self.obstacles, *self.advice]
-        if self.weights is not None:
-            largest = max(self.weights.values())
-            texts.append(f"Norms of weights are weighted by blocks, with numbers between 1 and {largest:g}.")
         if self.nothing is not None and self.nothing.holds:
             texts.append(
                 f"No stationary point is within {down(self.nothing.radius)} of the weights: any method has to "

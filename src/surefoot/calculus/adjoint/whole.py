@@ -1,7 +1,7 @@
 r"""The second derivative in all weights together, at the weights and on balls around them.
 
-A view of :class:`surefoot.bounds.hessian.Hessian` in the order of the variables of an analysis. It is used wherever
-it is affordable: what it costs is counted from the program before anything is computed.
+A view of :class:`surefoot.bounds.hessian.Hessian` in the order of the variables of an analysis. It is used
+wherever it is affordable: what it costs is counted from the program before anything is computed.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ class Whole:
 
     def between_variables(self) -> Magnitude:
         """Bounds of the second derivative at the weights between two variables each."""
-        rows = []
-        for part in self._ball.matrix.split(list(self._sizes)):
-            rows.append([spectral_norm(block) for block in part.split(list(self._sizes), 1)])
+        sizes = list(self._sizes)
+        parts = [part.split(sizes, 1) for part in self._ball.matrix.split(sizes)]
+        rows = [[spectral_norm(block) for block in part] for part in parts]
         table: Tensor = torch.tensor(rows, dtype=torch.float64)
         return Magnitude.of(torch.maximum(table, table.mT).numpy()) + Magnitude.of(self._ball.offset)
 
