@@ -62,6 +62,10 @@ def tied(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return torch.tanh(torch.sin(x @ a + b) @ a.T) @ a
 
 
+def larger(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return torch.maximum(x @ a, x @ b).square()
+
+
 def back(x: Tensor, k: Tensor, t: Tensor) -> Tensor:
     return F.conv_transpose2d(torch.tanh(F.conv2d(x, k, stride=2)), t, stride=2).mean((2, 3))
 
@@ -100,6 +104,9 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], float]] = {
     "batch norm": (act(nn.BatchNorm1d(4, track_running_stats=False), nn.Tanh()), (7, 3), 0.05),
     "group norm": (act(nn.GroupNorm(2, 4), nn.Softplus(2.0)), (4, 3), 0.03),
     "channels": (lambda: Written(channels, k=(2, 1, 3), c=(4, 1, 3), w=(16, 3)), (4, 8), 0.1),
+    "max-pooling": (lambda: stack(nn.Conv1d(1, 3, 2), nn.Tanh(), nn.MaxPool1d(2), nn.Flatten(), nn.Linear(9, 3)),
+                    (3, 1, 7), 0.002),
+    "larger of two": (lambda: Written(larger, a=(3, 3), b=(3, 3)), (4, 3), 0.01),
     "tied": (lambda: Written(tied, a=(3, 4), b=(4,)), (5, 3), 0.05),
     "transposed convolution": (lambda: Written(back, k=(2, 1, 2, 2), t=(2, 3, 3, 3)), (3, 1, 6, 6), 0.2),
     "pooling": (lambda: stack(nn.Conv2d(1, 3, 3), nn.Tanh(), nn.AvgPool2d(2), nn.Flatten()), (3, 1, 4, 4), 0.1),
@@ -323,11 +330,19 @@ def test_kinks() -> None:
     assert bound.grow(0.4) == float("inf")
 
 
+def test_another_entry_becomes_the_largest() -> None:
+    model, x = Written(lambda x, w: (x * w).amax(1), w=(3,)).double(), torch.ones(1, 3).double()
+    program = differentiate(trace(model, (x,), lambda out: out.square().sum()))
+    bound = Hessian(program, {"w": torch.tensor([1.0, 0.5, -3.0]).double(), "x": x})
+    assert bound.grow(0.24) < 3
+    assert bound.grow(0.26) == float("inf")
+
+
 def test_what_has_no_rule_is_refused() -> None:
-    model, x = nn.Sequential(nn.Linear(3, 4), nn.MaxPool1d(2)).double(), torch.randn(2, 3).double()
+    model, x = Written(lambda x, w: (x * w).sort(1).values[:, 0], w=(3,)).double(), torch.ones(1, 3).double()
     program = differentiate(trace(model, (x,), lambda out: out.square().sum()))
     with pytest.raises(NotImplementedError, match="no rule for"):
-        Hessian(program, {**{n: p.detach() for n, p in model.named_parameters()}, "x": x})
+        Hessian(program, {"w": torch.tensor([1.0, 0.5, -3.0]).double(), "x": x})
 
 
 @pytest.mark.parametrize("name", CASES)

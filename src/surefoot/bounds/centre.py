@@ -28,8 +28,10 @@ from surefoot.bounds import fused
 from surefoot.bounds.scalars import bounds, enclose
 from surefoot.norms import batched_spectral_norm, frobenius_norm
 from surefoot.program import Node, Program
+from surefoot.program.primitives import attaining
 
 UNIT = 2.0**-53
+SELECTIONS = {"amax", "select_like", "pick_like", "maximum"}
 MOVES = {"reshape", "permute", "flip", "slice", "embed", "pad", "cat", "expand", "gather", "rows"}  # round nothing
 SAME_NORM = {"reshape", "permute", "flip"}  # entries change places
 
@@ -94,6 +96,7 @@ class Centre:
     Attributes:
         points: the tensors.
         rules: those of fused primitives, by node.
+        masks: which entries are selected, by node.
         curved: the nodes of the value with a second derivative.
         needed: the nodes that have points: what the gradient and the costates of curved operations depend on.
 
@@ -105,6 +108,7 @@ class Centre:
     def __init__(self, program: Program, values: Mapping[str, Tensor], variables: Sequence[str]) -> None:
         self.program, self.variables = program, tuple(variables)
         self.points, self.rules = list[Point](), dict[int, fused.Rule]()
+        self.masks: dict[int, Tensor] = {}
         self.moves = program.depends(self.variables)
         self._convolved: dict[tuple[int, int], float] = {}
         self.curved = [k for k in program.costates if self._is_curved(program.nodes[k])]
@@ -265,7 +269,33 @@ class Centre:
         return Point(rule.value, rule.error(), rule.local)
 
     def _selection(self, node: Node) -> Point:
-        raise NotImplementedError(f"no rule for '{node.primitive.name}'")
+        if node.primitive.name not in SELECTIONS:
+            raise NotImplementedError(f"no rule for '{node.primitive.name}'")
+        points = [self.points[k] for k in node.inputs]
+        if node.primitive.name == "maximum":
+            self.masks[node.index] = (points[0].value > points[1].value).double()
+        else:
+            self.masks[node.index] = attaining(points[-1].value, node.options["dims"])
+        value = node.primitive.run([p.value for p in points], **node.options)
+        return Point(value, self.select(node, [p.error for p in points]), torch.zeros_like(value))
+
+    def select(self, node: Node, numbers: Sequence[Tensor]) -> Tensor:
+        """The numbers that are selected at the centre, in place of those that are selected from."""
+        mask, name = self.masks[node.index], node.primitive.name
+        if name == "maximum":
+            return mask * numbers[0] + (1 - mask) * numbers[1]
+        chosen = numbers[0] * mask
+        if name == "select_like" or not node.options["dims"]:
+            return chosen
+        return chosen.sum(list(node.options["dims"]), keepdim=node.options.get("keepdim", True))
+
+    def rivals(self, node: Node) -> tuple[Tensor, Tensor]:
+        """What is compared: by how much the selected entry is the larger one, and the selected entries."""
+        x = self.points[node.inputs[-1]].value
+        if node.primitive.name == "maximum":
+            return (self.points[node.inputs[0]].value - x).abs(), self.masks[node.index]
+        mask = self.masks[node.index]
+        return (x * mask).sum(list(node.options["dims"]), keepdim=True) - x, mask
 
 
 def constant(value: Tensor) -> Point:

@@ -134,6 +134,17 @@ class Jacobians:
                 total = right if total is None else total + right
             assert total is not None
             return total
+        if kind == "selection":
+            zeros = [torch.zeros_like(p.value) for p in points]
+            count = 2 if node.primitive.name == "maximum" else 1
+            parts = [t for t in given[:count] if t is not None]
+            which = [k for k in range(count) if given[k] is not None]
+
+            def select(*numbers: Tensor) -> Tensor:
+                chosen = dict(zip(which, numbers, strict=True))
+                return self.centre.select(node, [chosen.get(k, zero) for k, zero in enumerate(zeros)])
+
+            return vmap(select)(*parts) if parts else zeros[0].new_zeros(0)
         terms = additive(node)
         moving = [k for k in terms if given[k] is not None]
         fixed = [torch.zeros_like(p.value) if k in terms else p.value for k, p in enumerate(points)]
@@ -200,7 +211,7 @@ class Jacobians:
         """How far rows are from what exact arithmetic makes of those of the arguments."""
         point, inputs = self.centre.points[node.index], [self.centre.points[k] for k in node.inputs]
         kind, units = node.primitive.kind, point.units + UNIT
-        if kind == "input":
+        if kind in ("input", "selection"):
             return torch.zeros_like(point.rows)
         if kind == "fused":
             return self.centre.rules[node.index].slack()

@@ -20,6 +20,8 @@ maps from each argument.
 *Scalar functions.* :math:`Dz = f'(x)Dx`: a row moves by :math:`\sup|f'|\,d_x + t\,\|X_x\|`, where t bounds
 :math:`|f'(x) - f'(v)|`: the smaller of :math:`\sup|f''|\,e_x` and what the range of f' allows.
 
+*Selections* take the entries that are largest at the centre, if no other one can become larger.
+
 *Round-off.* Added to all these is ``slack``. Everything here is sums, products, roots, minima and maxima of
 non-negative numbers, each off by a relative :math:`(n + 8)2^{-52}` for n summands: for a thousand operations in a
 row with a million summands less than :math:`2^{-20}`. So e, fe and s, which decide where functions are looked at,
@@ -167,11 +169,31 @@ class Ball:
         if kind == "fused":
             change = self.centre.rules[node.index].move([self._motion(k) for k in node.inputs])
             return change.reach, change.entries, change.whole, change.fibres
+        if kind == "selection":
+            return self._selection(node)
         return self._product(node, point)
 
     def _motion(self, k: int) -> Motion:
         """Also of what is not needed elsewhere, such as masks."""
         return self.motions[k] or still(self.centre.points[k])
+
+    def _selection(self, node: Node) -> tuple[Tensor | None, Tensor, float, Tensor | None]:
+        """As long as no other entry may become the largest, what is selected are always the same entries."""
+        motions = [self._motion(k) for k in node.inputs]
+        lead, mask = self.centre.rivals(node)
+        if node.primitive.name == "maximum":
+            safe = bool((lead >= motions[0].e + motions[1].e).all())
+        else:
+            e = motions[-1].e
+            rival = (lead >= e + (e * mask).sum(list(node.options["dims"]), keepdim=True)) | (mask > 0)
+            safe = bool(rival.all())
+        reach, d = (
+            self.centre.select(node, numbers) for numbers in ([m.e for m in motions], [m.d for m in motions])
+        )
+        if not safe:
+            return None, torch.full_like(d, math.inf), math.inf, None
+        wholes = [m.D for m in motions[: 2 if node.primitive.name == "maximum" else 1]]
+        return reach, d, sum(wholes), None
 
     def _linear(self, node: Node, point: Point) -> tuple[Tensor | None, Tensor, float, Tensor | None]:
         points, terms, name = [self.centre.points[k] for k in node.inputs], additive(node), node.primitive.name

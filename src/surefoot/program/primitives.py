@@ -445,7 +445,7 @@ def _amax(t: Sequence[Tensor], dims: Sequence[int], keepdim: bool) -> Tensor:
     return t[0].amax(list(dims), keepdim=keepdim) if dims else t[0]
 
 
-def _attaining(a: Tensor, dims: Sequence[int]) -> Tensor:
+def attaining(a: Tensor, dims: Sequence[int]) -> Tensor:
     """1 at the first entry along the dimensions that is the largest, 0 elsewhere."""
     rest = [k for k in range(a.dim()) if k not in dims]
     order = (*rest, *dims)
@@ -457,12 +457,12 @@ def _attaining(a: Tensor, dims: Sequence[int]) -> Tensor:
 
 def _select_like(t: Sequence[Tensor], dims: Sequence[int]) -> Tensor:
     """The first tensor, of one entry (size 1) along the dimensions, at the largest entry of the second."""
-    return t[0] * _attaining(t[1], dims) if dims else t[0]
+    return t[0] * attaining(t[1], dims) if dims else t[0]
 
 
 def _pick_like(t: Sequence[Tensor], dims: Sequence[int]) -> Tensor:
     """The entry of the first tensor where the second is largest along the dimensions, which stay with size 1."""
-    return (t[0] * _attaining(t[1], dims)).sum(list(dims), keepdim=True) if dims else t[0]
+    return (t[0] * attaining(t[1], dims)).sum(list(dims), keepdim=True) if dims else t[0]
 
 
 def _back_of_amax(b: Builder, node: Node, c: int) -> Costates:

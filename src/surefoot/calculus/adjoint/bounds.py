@@ -135,9 +135,10 @@ def scalar_bounds(result: Pass, centre: Centre | None = None) -> ScalarBounds | 
     moved, together = None, centre.whole
     centre.cost += ONE_BALL if back is None else ONE_BALL + AROUND_SAMPLES
     if together is not None:
-        centre.cost += AROUND_DIRECTIONS
         ((_, radius),) = first.region.groups
         moved = together.moved(radius)
+        centre.cost += AROUND_DIRECTIONS * together.balls
+        together.balls = 0
     reached = [step for step in result.steps if step.node.name in found]
     bends = {step.node.name: contracted(step, found[step.node.name]) for step in reached}
     slopes, weighted = centre.slopes(result, found)

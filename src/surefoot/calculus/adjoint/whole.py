@@ -34,6 +34,7 @@ class Whole:
         norm: of the second derivative at the weights; infinite where that is kept.
         hessian: the second derivative itself, with its error; None where it is not kept.
         directions: the number of weights.
+        balls: how many were looked at since somebody counted them.
         parts: in how many shells a ball is taken apart.
         path: radii of the balls that were looked at on the way to the last one, with the bounds there.
     """
@@ -42,6 +43,7 @@ class Whole:
         self._ball, self.parts, self._sizes = ball, parts, sizes
         self._before = ball.again()
         self.norm, self.hessian = Magnitude.of(ball.norm), None
+        self.balls = 0
         self.directions, self.path = len(ball.matrix), list[tuple[float, Magnitude]]()
         if keep:
             matrix = 0.5 * (ball.matrix + ball.matrix.mT)
@@ -75,11 +77,13 @@ class Whole:
         count = math.ceil(self.parts * (radius - start) / radius) if radius > start else 0
         for k in range(1, count + 1):
             at = radius if k == count else start + (radius - start) * k / count
+            self.balls += 1
             self.path.append((at, Magnitude.of(self._ball.grow(at))))
         return Magnitude.of(self._ball.moved)
 
     def once(self, radius: float) -> float:
         """A bound of the norm on a ball in one piece."""
+        self.balls += 1
         return self._ball.again().grow(radius)
 
     def between_variables(self) -> Magnitude:
