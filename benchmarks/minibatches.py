@@ -7,7 +7,6 @@ processor time over that of plain epochs of the same network in the same run.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from statistics import median
@@ -109,9 +108,7 @@ def _proved(name: str, start: float, seed: int) -> dict[str, Any]:
     model, loader, optimizer = _start(name, start, seed)
     training = sf.optim.ProvedEpochs(optimizer, sf.CrossEntropy(), loader, model=model)
     losses: list[float] = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        spent = seconds(lambda: losses.append(training.run(EPOCHS)))
+    spent = seconds(lambda: losses.append(training.run(EPOCHS)))
     plain = _start(name, start, seed)
     unit = median(seconds(lambda: _epoch(*plain)) for _ in range(5))
     return {"loss": losses[0], "spent": spent / unit}

@@ -93,8 +93,9 @@ def optimizer_of(dice: random.Random) -> Callable[..., Any]:
         (
             sf.CertifiedDescent,
             lambda m, h, **g: sf.CertifiedDescent(m, h, direction=torch.optim.Adam, **g),
-            lambda m, h, **g: sf.GaussNewton(m, h, method="dual", **g),  # of two processes the same as of one
-            lambda m, h, **g: sf.Newton(m, h, method="cg", **g),
+            # of two processes the same as of one
+            lambda m, h, **g: sf.GaussNewton(m, h, solver="dual", adapt=False, **g),
+            lambda m, h, **g: sf.Newton(m, h, solver="cg", adapt=False, **g),
         )
     )
 

@@ -86,11 +86,11 @@ def train() -> None:
     start = time.perf_counter()
     loss = optimizer.step(x[:TRAINED], y[:TRAINED])
     while loss > TARGET:
-        record = optimizer.history[-1]
-        if record.step % 4 == 0:
+        record, step = optimizer.history[-1], len(optimizer.history) - 1
+        if step % 4 == 0:
             print(
-                f"step {record.step:>2}   loss {record.loss:.5f}   lower by at least "
-                f"{record.promised_decrease:.10f}   {time.perf_counter() - start:4.1f} s"
+                f"step {step:>2}   loss {record.loss:.5f}   lower by at least "
+                f"{record.proved_decrease:.10f}   {time.perf_counter() - start:4.1f} s"
             )
         loss = optimizer.step(x[:TRAINED], y[:TRAINED])
     with torch.no_grad():
@@ -106,14 +106,14 @@ def prove() -> None:
     images, classes = load_digits(return_X_y=True)
     x, y = torch.tensor(images[:100], dtype=torch.float64) / 16, torch.tensor(classes[:100] % 2).double()[:, None]
     model = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 1)).double()
-    optimizer = sf.optim.GaussNewton(model, sf.Square(), kappa=1e-2, until="proved")
-    while optimizer.convergence is None or not optimizer.convergence.proved:
+    optimizer, verdict = sf.GaussNewton(model, sf.Square(), damping=1e-2), None
+    while verdict is None or not verdict.proved:
         loss = optimizer.step(x, y)
-        verdict = optimizer.convergence
+        verdict = sf.convergence(model, x, sf.Square(y), method="gauss_newton")
         missing = "proved" if verdict.proved else f"a factor {verdict.missing:.3g} is missing"
         print(f"step {len(optimizer.history)}   loss before it {loss:.2e}   after it: {missing}")
-    print(f"\n{optimizer.convergence}")
-    steps = optimizer.convergence.iterations(1e-20)
+    print(f"\n{verdict}")
+    steps = verdict.iterations(1e-20)
     print(f"{steps} further steps bring the loss below 1e-20: that is proved, not tried.")
 
 

@@ -37,7 +37,7 @@ for step in range(50):
     if step % 5 == 0:
         print(
             f"step {step:>4}   loss {record.loss:.3e}   step size {record.step_size:8.3f}   "
-            f"proved decrease {record.promised_decrease:.2e}"
+            f"proved decrease {record.proved_decrease:.2e}"
         )
 
 # %%
@@ -63,7 +63,7 @@ ahead = sf.CertifiedDescent(fresh, sf.CrossEntropy(), proof="segment")
 ahead.step(x[train], y[train])
 ahead.step(x[train], y[train])
 first = ahead.history[0]
-print(f"promised decrease {first.promised_decrease:.3e}, found {first.actual_decrease:.3e}")
+print(f"promised decrease {first.proved_decrease:.3e}, found {first.decrease:.3e}")
 
 # %%
 # The loss before each step, and by how much the step was proved to lower it.
@@ -71,6 +71,6 @@ print(f"promised decrease {first.promised_decrease:.3e}, found {first.actual_dec
 figure = Figure(figsize=(6.5, 3.4), layout="constrained")
 axes = figure.add_subplot()
 axes.semilogy([record.loss for record in optimizer.history], label="training loss")
-axes.semilogy([record.promised_decrease for record in optimizer.history], "--", label="proved decrease")
+axes.semilogy([record.proved_decrease for record in optimizer.history], "--", label="proved decrease")
 axes.set_xlabel("step")
 axes.legend(frameon=False)

@@ -80,8 +80,8 @@ CALLS: dict[str, Call] = {
     "passes, traced": lambda m, x, y: _passes(sf.Chain(m.eval(), x), traced=True),
     "passes of batches": lambda m, x, y: _passes(sf.Chain(m.eval(), [(x[:9], y[:9]), (x[9:], y[9:])])),
     "CertifiedDescent": lambda m, x, y: _losses(sf.CertifiedDescent(m, sf.CrossEntropy()), x, y),
-    "CertifiedDescent, ball": lambda m, x, y: _losses(
-        sf.CertifiedDescent(m, sf.CrossEntropy(), proof="ball"), x, y
+    "CertifiedDescent, segment": lambda m, x, y: _losses(
+        sf.CertifiedDescent(m, sf.CrossEntropy(), proof="segment"), x, y
     ),
     "GaussNewton": lambda m, x, y: _losses(sf.GaussNewton(m, sf.CrossEntropy()), x, y),
     "Newton": lambda m, x, y: _losses(sf.Newton(m, sf.CrossEntropy()), x, y),

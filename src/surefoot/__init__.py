@@ -14,7 +14,7 @@ _HOMES = {
     "certificate": "Certificate", "certifying": "certify evaluate", "chain": "Chain", "complexity": "cost",
     "domains": "Ball Box ProductBall Segment", "lower": "estimate",
     "objectives": "CrossEntropy Ridge Square", "operations": "register_rule",
-    "optim": "CertifiedDescent GaussNewton Newton ProvedEpochs", "smoothing": "smooth",
+    "optim": "CertifiedDescent GaussNewton KeepIfLower Newton ProvedEpochs", "smoothing": "smooth",
     "theorems": "convergence",
 }  # fmt: skip
 _NAMES = {name: f"surefoot.{home}" for home, names in _HOMES.items() for name in names.split()}
@@ -47,13 +47,13 @@ if TYPE_CHECKING:
     from surefoot.lower import estimate
     from surefoot.objectives import CrossEntropy, Ridge, Square
     from surefoot.operations import register_rule
-    from surefoot.optim import CertifiedDescent, GaussNewton, Newton, ProvedEpochs
+    from surefoot.optim import CertifiedDescent, GaussNewton, KeepIfLower, Newton, ProvedEpochs
     from surefoot.smoothing import smooth
     from surefoot.theorems import convergence
 
 __all__ = [
     "Ball", "Box", "Certificate", "CertifiedDescent", "Chain", "CrossEntropy",
-    "GaussNewton", "Newton", "ProductBall", "ProvedEpochs", "Ridge", "Segment", "Square",
+    "GaussNewton", "KeepIfLower", "Newton", "ProductBall", "ProvedEpochs", "Ridge", "Segment", "Square",
     "certify", "clustering", "convergence", "cost", "data", "errors", "estimate", "evaluate", "graph",
     "implicit", "objectives", "operations", "optim", "oracles", "paper", "register_rule", "report", "smooth",
     "theorems", "zoo",

@@ -14,13 +14,16 @@ from surefoot.certificate import Certificate
 from surefoot.certificate.pieces import InPieces
 from surefoot.certificate.proving import certify_proved
 from surefoot.domains import Ball, Box, Domain, DomainError, ProductBall, Segment
+from surefoot.errors import UnsupportedOperation
 from surefoot.lower import curvature_at_weights
 from surefoot.objectives import ObjectiveError, Regularizer, as_objective
 from surefoot.paper.reader import certify_as_printed
 from surefoot.processes import Processes
 from surefoot.program.checks import is_loader, plainly, unwrapped
 from surefoot.valuation.streamed import StreamedValuer
-from surefoot.valuation.valuer import Evaluation, EvaluationError, Valuer
+from surefoot.valuation.valuer import EvaluationError, Valuer
+from surefoot.value import Evaluation
+from surefoot.value import Valuer as ValuerOfProgram
 
 
 @plainly
@@ -187,12 +190,27 @@ def evaluate(
     else:
         valuer = Valuer.of(model, x, as_objective(objective, y), single=single)
         evaluation = valuer.evaluate(weights, atol)
+        if not evaluation.error <= max(atol, _VAGUE * (1 + abs(evaluation.value))):
+            evaluation = _sharper(model, x, as_objective(objective, y), evaluation)
     if not math.isfinite(evaluation.error):
         where = valuer.obstacle or "an operation"
         raise EvaluationError(
             f"no error of the value {evaluation.value:g} can be proved: {where} is too steep here, or jumps"
         )
     return evaluation
+
+
+def _sharper(model: nn.Module, x: Any, objective: nn.Module, known: Evaluation) -> Evaluation:
+    """The value by errors of the entries of a program, where its operations have such and they are smaller."""
+    try:
+        by_program = ValuerOfProgram.of(model, x, objective)
+    except UnsupportedOperation:
+        return known
+    evaluation = by_program.evaluate(dict(model.named_parameters()))
+    return evaluation if evaluation.error < known.error else known
+
+
+_VAGUE = 1e-6  # an error, relative to the value, that is looked at more closely
 
 
 def _of_part(model: nn.Module, x: Any, objective: nn.Module, y: Any, processes: Processes) -> StreamedValuer:

@@ -33,6 +33,7 @@ class Processes:
         group: a process group of ``torch.distributed`` that this process belongs to.
 
     Attributes:
+        group: the same.
         rank: the number of this process in the group; process 0 leads.
         size: how many there are.
         sent: bytes that this process handed over so far, each message and tensor counted once.
@@ -50,6 +51,7 @@ class Processes:
                 "torch.distributed.init_process_group() first"
             )
         self._torch, self._group, self.sent = distributed, group, 0
+        self.group = group
         self.rank = distributed.get_rank(group)
         if self.rank < 0:
             raise ProcessError("this process is not in the group: only its members may ask for what they share")

@@ -47,9 +47,14 @@ STANDARD_TABLES = frozenset(key for key, item in vars(nn.Module()).items() if is
 """Names of all containers that every module has, those of its hooks among them."""
 
 
-def norms_together(tensors: Sequence[Tensor], order: float = 2) -> list[Tensor]:
+def norms_together(tensors: Sequence[Tensor], order: float = 2, dtype: torch.dtype | None = None) -> list[Tensor]:
     """The norms of many small tensors in one call, Euclidean ones by default; in public there is one for each."""
-    return list(torch._foreach_norm(list(tensors), order)) if tensors else []
+    return list(torch._foreach_norm(list(tensors), order, dtype)) if tensors else []
+
+
+def products_together(first: Sequence[Tensor], second: Sequence[Tensor]) -> list[Tensor]:
+    """The products of the entries of many small tensors in one call, likewise."""
+    return list(torch._foreach_mul(list(first), list(second))) if first else []
 
 
 def joined(tensors: Sequence[Tensor]) -> Tensor:
@@ -74,11 +79,6 @@ def copied_together(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None
     """Write values into many small tensors in one call, likewise."""
     if tensors:
         torch._foreach_copy_(list(tensors), list(values))
-
-
-def moved_together(tensors: Sequence[Tensor], towards: Sequence[Tensor], part: float) -> None:
-    """Move many small tensors a part of the way towards others in one call, in place, likewise."""
-    torch._foreach_lerp_(list(tensors), list(towards), part)
 
 
 def hooked(step: _Step) -> _Step:
@@ -251,6 +251,17 @@ def python_dispatcher() -> AbstractContextManager[Any]:
     return enable_python_dispatcher()
 
 
+@contextmanager
+def without_onednn() -> Iterator[None]:
+    """No kernels of oneDNN, which has operations of its own for recurrent layers."""
+    enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(enabled)
+
+
 def writes_of(value: Tensor) -> int:
     """How often a tensor was written to: what autograd compares before it uses a saved tensor."""
     return value._version
@@ -299,7 +310,8 @@ def is_sharded(model: Any) -> bool:
     if not isinstance(model, nn.Module):
         return False
     kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
-    return "FSDPModule" in kinds or any(hasattr(value, "device_mesh") for value in model.parameters())
+    sharding = {"FSDPModule", "FullyShardedDataParallel"}
+    return not sharding.isdisjoint(kinds) or any(hasattr(value, "device_mesh") for value in model.parameters())
 
 
 def global_hooks() -> dict[str, Any]:

@@ -61,7 +61,7 @@ def test_certificate_and_step(addition: ModuleType) -> None:
     before = objective(model(x)).item()
     optimizer = sf.optim.CertifiedDescent(model, objective.bound_to(None), proof="segment")
     optimizer.step(x, objective.targets)
-    promised = optimizer.history[-1].promised_decrease
+    promised = optimizer.history[-1].proved_decrease
     assert 0 < promised <= before - objective(model(x)).item()
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 import traceback
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -29,10 +28,8 @@ METHODS: dict[str, Callable[[Subject], Any]] = {
     "evaluation": lambda s: sf.optim.CertifiedDescent(s.model, s.loss),
     "proposed": lambda s: sf.optim.CertifiedDescent(s.model, s.loss, direction=torch.optim.Adam),
     "segment": lambda s: sf.optim.CertifiedDescent(s.model, s.loss, proof="segment"),
-    "ball": lambda s: sf.optim.CertifiedDescent(s.model, s.loss, proof="ball"),
-    "blocks": lambda s: sf.optim.CertifiedDescent(s.model, s.loss, proof="blocks"),
-    "gauss_newton": lambda s: sf.optim.GaussNewton(s.model, s.loss, damping="certified"),
-    "newton": lambda s: sf.optim.Newton(s.model, s.loss, damping="certified"),
+    "gauss_newton": lambda s: sf.optim.GaussNewton(s.model, s.loss, proof="evaluation"),
+    "newton": lambda s: sf.optim.Newton(s.model, s.loss, proof="evaluation"),
 }
 
 
@@ -312,11 +309,9 @@ class Trial:
         for k in range(3 if name == "segment" else 2):
             s.change(k)
             before = {parameter: stored(parameter) for parameter in s.model.parameters()}
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", sf.optim.StalledWarning)
-                optimizer.step(s.x, s.y)
+            optimizer.step(s.x, s.y)
             after = {parameter: stored(parameter) for parameter in s.model.parameters()}
-            promised = optimizer.history[-1].promised_decrease
+            promised = optimizer.history[-1].proved_decrease
             if promised is None or math.isnan(promised):
                 self._wrong(f"{name}: promise", str(promised), "a number")
                 return

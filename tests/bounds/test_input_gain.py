@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from benchmarks.input_lipschitz import lipsdp, random_network
+from benchmarks.lipschitz import lipsdp, random_network
 from torch import nn
 
 from surefoot.bounds.function import Function

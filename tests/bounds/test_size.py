@@ -211,3 +211,16 @@ def test_a_thousand_layers_do_not_overflow() -> None:
     result = Function.of(model, torch.ones(2, 2)).over(ProductBall(1e9))
     assert result.outputs[0].lipschitz.norm().is_finite
     assert float(result.outputs[0].lipschitz.norm().log2) > 1024
+
+
+def test_rounding_at_the_centre_is_counted() -> None:
+    class Cancelling(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x + 1e7) - 1e7
+
+    x = torch.full((1, 2), 1 / 3, dtype=torch.float64)
+    (size,) = Function.of(Cancelling(), x, wrt="input").over(Ball(0.0)).outputs
+    assert size.value is not None
+    assert float((size.value - 1 / 3).abs().max()) > 1e-10
+    assert float(size.bound) >= math.sqrt(2) / 3
+    assert 1e-10 < float(size.spread) < 1e-7

@@ -234,7 +234,7 @@ def test_a_step_is_proved_for_the_function_whose_gradient_it_follows(change) -> 
     change(model)
     before = optimizer.value(x.double(), objective.targets)
     optimizer.step(x.double(), objective.targets)
-    promised = optimizer.history[-1].promised_decrease
+    promised = optimizer.history[-1].proved_decrease
     assert 0 < promised <= before - optimizer.value(x.double(), objective.targets) + 1e-12
 
 

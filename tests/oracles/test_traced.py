@@ -236,7 +236,7 @@ def test_an_optimizer_traces_large_models(monkeypatch: pytest.MonkeyPatch) -> No
     for size in (1 << 40, 0):
         monkeypatch.setattr(problems, "_LARGE", size)
         nn.utils.vector_to_parameters(weights.clone(), model.parameters())
-        optimizer = sf.optim.GaussNewton(model, sf.CrossEntropy(), method="primal")
+        optimizer = sf.optim.GaussNewton(model, sf.CrossEntropy(), solver="primal")
         for _ in range(4):
             optimizer.step(x, y)
         found.append(start(model.parameters()).detach().clone())

@@ -59,15 +59,6 @@ def test_unflagged_smooth_functions_resist_an_attack(name):
     assert jacobian_norm(function, zero) <= float(constants.jacobian_at_zero)
 
 
-@pytest.mark.parametrize("name", SMOOTH_FUNCTIONS)
-def test_values_at_zero_are_not_inflated(name):
-    function, constants = SMOOTH_FUNCTIONS[name]
-    zero = torch.zeros(12, dtype=torch.float64)
-    assert float(constants.value_at_zero) == pytest.approx(value_norm(function, zero), rel=1e-12)
-    if not name.startswith("average_pool"):  # printed as a projection, which it is not: 1 instead of 1/k
-        assert float(constants.jacobian_at_zero) == pytest.approx(jacobian_norm(function, zero), rel=1e-12)
-
-
 @pytest.mark.parametrize(
     ("function", "constants"),
     [
@@ -112,12 +103,6 @@ def test_linear_part_of_a_convolution_is_flagged_exactly_where_it_is_exceeded(ke
     exceeded = norm > float(constants.lipschitz_parameters) * (1 + 1e-9)
     assert exceeded == bool(constants.unsound)
     assert paper.convolution(kernel, stride, BATCH).unsound  # without the positions: never promised
-
-
-def test_first_layer_of_vgg_is_off_by_a_factor_of_seventy_five():
-    printed = float(paper.convolution(3, 1, 128).lipschitz_parameters)
-    assert printed == pytest.approx(33.94, abs=0.01)
-    assert math.sqrt(128 * 224**2) == pytest.approx(2534, abs=0.5)
 
 
 @pytest.mark.parametrize(("kernel", "stride", "padding"), [(3, 1, 1), (3, 1, 0), (2, 2, 0), (3, 2, 1), (1, 1, 0)])

@@ -1,4 +1,4 @@
-"""Reading a torch model as the paper's layers, and Algorithm 4 on it: VGG and perceptrons."""
+"""Reading a torch model as the paper's layers, and Algorithm 4 on it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,16 @@ import math
 import pytest
 import torch
 from paper_judges import Balls, attack
-from reader_models import SMOOTH, UNIT, batch, close, mlp, same
+from reader_models import UNIT, batch, close, mlp, same
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from surefoot import Chain, paper, zoo
+from surefoot import Chain, implicit, paper, zoo
 from surefoot.certifying import certify
-from surefoot.domains import Ball, ProductBall
-from surefoot.paper.layers import CONVOLUTION_BIAS
+from surefoot.domains import Ball, DomainError, ProductBall
+from surefoot.errors import UnsupportedOperation
+from surefoot.paper.layers import CONVOLUTION_BIAS, OVERLAPPING_MAX_POOL
 from surefoot.paper.reader import certify_as_printed, read
-
-
-@pytest.fixture(scope="module")
-def study() -> paper.Application:
-    return paper.application()
 
 
 def norms_of(model: nn.Sequential) -> list[float]:
@@ -28,48 +25,11 @@ def norms_of(model: nn.Sequential) -> list[float]:
     return [float(vector.detach().norm()) for vector in vectors]
 
 
-class TestVGG:
-    """The paper's application on ``zoo.vgg16``, on meta: the numbers of ``paper.application`` exactly."""
-
-    @staticmethod
-    def certify(keep_value_at_zero: bool = True, **options):
-        with torch.device("meta"):
-            model, x = zoo.vgg16(**options), zoo.example_input("vgg16", batch=128)
-        return certify_as_printed(model, x, domain=UNIT, input_norm=1.0, keep_value_at_zero=keep_value_at_zero)
-
-    def test_vgg(self, study):
-        certificate = self.certify()
-        assert same(certificate, study.vgg)
-        assert float(certificate.lipschitz) == pytest.approx(1.6275e12, rel=1e-4)
-        assert certificate.flags == (CONVOLUTION_BIAS,)
-        assert len(certificate.rows) == 16
-        assert len(certificate.reasons) == 13 + 5 + 2  # ReLU and max-pooling
-
-    def test_smooth_vgg_with_and_without_the_value_at_zero(self, study):
-        assert same(self.certify(**SMOOTH), study.smooth_kept)
-        assert same(self.certify(False, **SMOOTH), study.smooth_dropped)
-
-    def test_batch_normalisation_and_the_four_inequalities(self, study):
-        found = {}
-        for keep in (True, False):
-            for epsilon in (1e-2, 1e2):
-                found[keep, epsilon] = self.certify(keep, batch_norm=epsilon, **SMOOTH)
-                (expected,) = (
-                    entry.normalised
-                    for entry in study.batch_norm
-                    if (entry.keep_value_at_zero, entry.epsilon, entry.reading.name)
-                    == (keep, epsilon, "every entry, main text")
-                )
-                assert same(found[keep, epsilon], expected)
-        for keep, plain in ((True, study.smooth_kept), (False, study.smooth_dropped)):
-            assert found[keep, 1e2].lipschitz <= plain.lipschitz <= found[keep, 1e-2].lipschitz
-            assert found[keep, 1e2].smoothness <= plain.smoothness <= found[keep, 1e-2].smoothness
-
-    def test_computations_are_those_of_the_appendix(self):
-        with torch.device("meta"):
-            chain = Chain(zoo.vgg16(), zoo.example_input("vgg16", batch=128))
-        expected = [(layer.biaffine, layer.nonlinear) for layer in paper.vgg()]
-        assert [(layer.biaffine, layer.nonlinear) for layer in read(chain)] == expected
+def test_layers_of_vgg_are_those_of_the_appendix():
+    with torch.device("meta"):
+        chain = Chain(zoo.vgg16(), zoo.example_input("vgg16", batch=128))
+    expected = [(layer.biaffine, layer.nonlinear) for layer in paper.vgg()]
+    assert [(layer.biaffine, layer.nonlinear) for layer in read(chain)] == expected
 
 
 class TestPerceptrons:
@@ -209,3 +169,166 @@ class TestPerceptrons:
         found = certify_as_printed(Ignores(), (x, 100 * x), domain=UNIT)
         expected = paper.algorithm_4([paper.Computation(paper.fully_connected(5))], 1.0, float(x.norm()))
         close(found, expected.result)
+
+
+class Transposed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.t())
+
+
+class Mean(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(dim=(2, 3))
+
+
+class Added(nn.Module):
+    """A residual layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.a(x)
+
+
+class Ends(nn.Module):
+    """A layer whose result is used twice, or not at all, or with a second input."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.a, self.kind = nn.Linear(3, 3), kind
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        result = self.a(x)
+        if self.kind == "two":
+            return result, result.sigmoid()
+        return result if y is None else result + y
+
+
+def only(model: nn.Module, *shape: int) -> paper.Computation:
+    (layer,) = read(Chain(model.double(), batch(*shape)))
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "expected"),
+    [
+        (nn.Conv2d(3, 4, 5, 2), (7, 3, 11, 11), paper.convolution(5, 2, 7, 16)),
+        (nn.Conv2d(3, 4, 3), (3, 5, 5), paper.convolution(3, 1, 1, 9)),  # one image without a batch
+        (nn.Conv2d(3, 4, 3, bias=False), (2, 3, 5, 5), paper.Biaffine.of(3.0)),
+        (nn.Linear(3, 4), (2, 5, 3), paper.fully_connected(10)),
+        (nn.Linear(3, 4, bias=False), (2, 3), paper.Biaffine.of(1.0)),
+        (Transposed(), (2, 3), paper.Biaffine.of(1.0)),
+        (nn.Sequential(nn.Flatten(), nn.Sigmoid(), nn.Softmax(dim=1), nn.Dropout(0.0)), (2, 3, 4),
+         (paper.sigmoid(24), paper.softmax(12, 2))),
+        (Mean(), (2, 3, 4, 4), (paper.average_pool(),)),
+        (nn.BatchNorm2d(3, eps=0.1, affine=False), (5, 3, 4, 4), (paper.batch_norm(3 * 16, 5, 0.1),)),
+    ],
+)  # fmt: skip
+def test_constants_of_operations(model, shape, expected):
+    layer = only(model, *shape)
+    if isinstance(expected, paper.Biaffine):
+        assert (layer.biaffine, layer.nonlinear) == (expected, ())
+    else:
+        assert (layer.biaffine, layer.nonlinear) == (paper.Biaffine.of(0.0, lipschitz_state=1.0), expected)
+
+
+@pytest.mark.parametrize(
+    ("pool", "flags"),
+    [
+        (nn.MaxPool2d(2), ()),
+        (nn.MaxPool2d(3, 2), (OVERLAPPING_MAX_POOL,)),
+        (nn.MaxPool2d((2, 3), (2, 2)), (OVERLAPPING_MAX_POOL,)),
+        (nn.MaxPool2d(6, 1), ()),  # one patch
+        (nn.AvgPool2d(2), ()),
+        (nn.AvgPool2d(3, 1), ()),
+        (nn.AvgPool2d(3, 1, padding=1), ()),
+        (nn.AvgPool2d(2, padding=1, count_include_pad=False), ()),
+        (nn.AdaptiveAvgPool2d(1), ()),
+        (nn.AdaptiveAvgPool2d(3), ()),
+    ],
+)
+def test_pooling_is_flagged_exactly_where_it_is_expansive(pool, flags):
+    (function,) = only(pool, 1, 1, 6, 6).nonlinear
+    assert (float(function.lipschitz), function.unsound) == (1.0, flags)
+    jacobian = torch.func.jacrev(lambda z: pool(z.reshape(1, 1, 6, 6)).reshape(-1))
+    starts = [torch.zeros(36, dtype=torch.float64)] if "Avg" in str(pool) else []
+    peak = torch.zeros(6, 6, dtype=torch.float64)
+    peak[2, 2] = 1.0  # one entry is the maximum of every patch over it
+    norms = [float(torch.linalg.matrix_norm(jacobian(point), ord=2)) for point in (*starts, peak.reshape(-1))]
+    assert (max(norms) > 1 + 1e-9) is bool(flags)
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "message"),
+    [
+        (nn.Sequential(nn.Linear(3, 3), nn.Tanh()), (2, 3), "'aten.tanh' as used in module '1': in the paper"),
+        (nn.Sequential(nn.Linear(3, 3), nn.GELU()), (2, 3), "'aten.gelu' as used in module '1'"),
+        (nn.Softplus(beta=2.0), (2, 3), "soft-plus has β = 1, here it has β = 2"),
+        (nn.Softplus(threshold=1.0), (2, 3), "here it is linear above 1"),
+        (nn.BatchNorm1d(3), (4, 3), "scale_shift.*no scale and shift of their own"),
+        (nn.BatchNorm1d(3, affine=False).eval(), (4, 3), "uses the statistics of the batch"),
+        (nn.LayerNorm(3, elementwise_affine=False), (4, 3), "'aten.layer_norm'"),
+        (nn.Conv2d(2, 3, (3, 1)), (4, 2, 9, 9), "k × k patches"),
+        (nn.Conv2d(2, 3, 3, dilation=2), (4, 2, 9, 9), "k × k patches"),
+        (nn.MaxPool2d(2, dilation=2), (1, 1, 6, 6), "neighbouring entries"),
+        (nn.AvgPool2d(2, divisor_override=1), (1, 1, 4, 4), "divides by the size of its patch"),
+        (nn.AvgPool2d(3, 1, padding=1, count_include_pad=False), (1, 1, 6, 6), "divides by the size of its patch"),
+        (nn.AvgPool2d(4, 3, ceil_mode=True), (1, 1, 6, 6), "divides by the size of its patch"),
+        (nn.AdaptiveAvgPool2d(4), (1, 1, 6, 6), "of one size"),
+        (nn.Sequential(*[nn.Linear(3, 3)] * 2), (2, 3), "shared with an earlier layer"),
+        (nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)), (2, 3), "here they are computed by"),
+        (Added(), (2, 3), "on an earlier one or on several"),
+        (Ends("two"), (2, 3), "one input and one output, this model 2"),
+        (implicit.ArgMin(lambda x, b: (b - x).square().sum(), 3), (2, 3), "constants of their own"),
+    ],
+)
+def test_what_the_paper_does_not_list_is_refused(model, x, message):
+    with pytest.raises(UnsupportedOperation, match=message) as refusal:
+        certify_as_printed(model.double(), batch(*x), domain=UNIT, wrt="input")
+    assert 'constants="certified"' in str(refusal.value)
+    with pytest.raises(UnsupportedOperation, match="one input and one output, this model 2"):
+        certify_as_printed(Ends("").double(), (batch(2, 3), batch(2, 3)), domain=UNIT)
+
+
+def on_meta(**options):
+    with torch.device("meta"):
+        model, x = zoo.mlp((3, 4, 2)), torch.empty(5, 3)
+    return certify_as_printed(model, x, **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: on_meta(domain=UNIT), "pass input_norm"),
+        (lambda: on_meta(domain=Ball(1.0), input_norm=1.0), r"'0\.weight' is on the meta device"),
+        (lambda: on_meta(domain=UNIT, wrt="input", input_norm=1.0), r"'0\.weight' is on the meta device"),
+        (lambda: certify_as_printed(mlp(3, 2).requires_grad_(False), batch(5, 3), domain=UNIT), "nothing varies"),
+        (lambda: certify_as_printed(mlp(3, 2), batch(5, 3), domain=ProductBall(1.0, {})), r"no entry for '0\.w"),
+        (lambda: certify_as_printed(
+            mlp(3, 2), batch(5, 3),
+            domain=ProductBall(1.0, {"0.weight": torch.zeros(1), "0.bias": torch.zeros(2)})), r"has shape \(1,\)"),
+        (lambda: certify_as_printed(mlp(3, 2), batch(5, 3), domain=ProductBall({"1": 1.0})), "do not name"),
+        (lambda: certify_as_printed(mlp(3, 2), batch(5, 3), domain="everywhere"), "for balls, not for str"),
+    ],
+)  # fmt: skip
+def test_domains_that_do_not_fit_are_refused(call, message):
+    with pytest.raises(DomainError, match=message):
+        call()
+
+
+def test_the_table_never_calls_a_flagged_number_guaranteed():
+    text = str(certify_as_printed(nn.Sequential(nn.Conv2d(1, 1, 3), nn.Softplus()).double(), batch(1, 1, 6, 6),
+                                  domain=UNIT))  # fmt: skip
+    assert text.startswith("Nothing is proved about steps: ")
+    assert f"not a bound: {CONVOLUTION_BIAS}" in text
+    assert "guaranteed step size" not in text
+    assert "guaranteed step size 1/L" in str(certify_as_printed(mlp(3, 4, 1), batch(1, 3), domain=UNIT))
+    assert "step size" not in str(certify_as_printed(mlp(3, 4, 2), batch(5, 3), domain=UNIT))
+    kinks = str(certify_as_printed(mlp(3, 4, 2, activation=nn.ReLU), batch(5, 3), domain=UNIT))
+    assert "L is infinite:\n  1 (relu): the paper defines no smoothness" in kinks

@@ -15,7 +15,7 @@ from torch.distributed import checkpoint
 import surefoot as sf
 from surefoot.batches import Batches
 from surefoot.certificate.pieces import InPieces
-from surefoot.optim import GaussNewton, Newton, ProvedEpochs
+from surefoot.optim import GaussNewton, KeepIfLower, Newton
 from surefoot.oracles.problem import Problem
 from surefoot.processes import Processes
 
@@ -27,8 +27,8 @@ ORACLES: dict[str, tuple[Any, dict[str, Any]]] = {
     "conjugate": (sf.oracles.newton, {"method": "cg", "kappa": 0.5}),
 }
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "gauss_newton": (GaussNewton, {"method": "dual"}),
-    "newton": (Newton, {"method": "cg", "regularizer": sf.Ridge(0.01)}),
+    "gauss_newton": (GaussNewton, {"solver": "dual", "adapt": False}),
+    "newton": (Newton, {"solver": "cg", "weight_decay": 0.01, "adapt": False}),
 }
 DOMAINS: dict[str, dict[str, Any]] = {
     "longest": {"objective": sf.CrossEntropy()},
@@ -52,7 +52,7 @@ def directions(network: nn.Module, part: Part, **group: Any) -> dict[str, Any]:
 
 
 def trained(network: nn.Module, part: Part, **group: Any) -> dict[str, Any]:
-    """Weights, losses, κ, the state and the bytes sent after some steps."""
+    """Weights, losses, and the bytes sent after some steps."""
     x, y = part
     found = {}
     for name, (optimizer, options) in OPTIMIZERS.items():
@@ -61,19 +61,21 @@ def trained(network: nn.Module, part: Part, **group: Any) -> dict[str, Any]:
         losses = [training.step(x, y) for _ in range(STEPS)] + [training.value(x, y)]
         weights = {path: value.detach() for path, value in model.named_parameters()}
         sent = 0 if training.processes is None else training.processes.sent
-        found[name] = weights, losses, training.kappa, sent, repr(training.history)
+        found[name] = weights, losses, sent, repr(training.history)
     return found
 
 
 def proved(network: nn.Module, *data: Any, **group: Any) -> tuple[Any, ...]:
-    """Weights, losses and promises of Gauss-Newton steps whose damping is certified."""
+    """Weights, losses and proved decreases of Gauss-Newton steps."""
     model = copy.deepcopy(network)
-    training = GaussNewton(model, sf.CrossEntropy(), damping="certified", regularizer=sf.Ridge(0.01), **group)
+    training = GaussNewton(
+        model, sf.CrossEntropy(), solver="dual", adapt=False, proof="evaluation", weight_decay=0.01, **group
+    )
     given = data[0] if isinstance(data[0], tuple) else data
     losses = [training.step(*given) for _ in range(2)]
     losses.append(training.value(*given))
     weights = {path: value.detach() for path, value in model.named_parameters()}
-    return weights, losses, [record.promised_decrease for record in training.history]
+    return weights, losses, [record.proved_decrease for record in training.history]
 
 
 def calls(model: nn.Module, loader: Any, **group: Any) -> dict[str, Any]:
@@ -92,7 +94,7 @@ def calls(model: nn.Module, loader: Any, **group: Any) -> dict[str, Any]:
         "newton": lambda: sf.oracles.newton(sf.Chain(model, loader), loss, kappa=1.0, method="cg", **group),
         "CertifiedDescent": lambda: sf.CertifiedDescent(model, loss, **group).step(loader),
         "GaussNewton": lambda: GaussNewton(model, loss, **group).step(loader),
-        "ProvedEpochs": lambda: ProvedEpochs(optimizer, loss, loader, model=model, **group).step(),
+        "KeepIfLower": lambda: KeepIfLower(model, optimizer, loss, loader, **group)(),
     }
 
 
@@ -122,21 +124,17 @@ def mini_batches(part: Part, size: int) -> list[Part]:
     return list(zip(part[0].split(size), part[1].split(size), strict=True)) if len(part[1]) else []
 
 
-def joint_batches(parts: list[Part], size: int) -> list[Part]:
-    """The mini-batches of all processes together."""
-    each = [mini_batches(part, size) for part in parts]
-    together = [[one[k] for one in each if k < len(one)] for k in range(max(map(len, each)))]
-    return [(torch.cat([x for x, _ in some]), torch.cat([y for _, y in some])) for some in together]
-
-
-def bursts(network: nn.Module, batches: list[Part], **group: Any) -> tuple[Any, ...]:
-    """Weights, losses and what was kept, of mini-batches with momentum and of steps on all data in the end."""
+def checks(network: nn.Module, batches: list[Part], **group: Any) -> tuple[Any, ...]:
+    """Weights, values and decisions where weights are multiplied by one factor after the other."""
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.5)
-    training = ProvedEpochs(optimizer, sf.CrossEntropy(), batches, model=network, burst=2.0, tail=0.5, **group)
-    losses = [*(training.step() for _ in range(3)), training.run(6)]
-    assert training.history[-1].epochs > training.history[-1].batches == 0
+    keep = KeepIfLower(network, optimizer, sf.CrossEntropy(), batches, **group)
+    for factor in (1.1, -1.0, 0.9, 1.05, 3.0):
+        with torch.no_grad():
+            for value in network.parameters():
+                value.mul_(factor)
+        keep()
     weights = {path: value.detach() for path, value in network.named_parameters()}
-    return weights, losses, [record.kept for record in training.history], training.rate
+    return weights, [record.value for record in keep.history], [record.accepted for record in keep.history]
 
 
 def sent(network: nn.Module, part: Part, group: Any) -> list[int]:
@@ -206,7 +204,7 @@ def answers(network: nn.Module, part: Part, group: Any, size: int) -> dict[str, 
         "trained": trained(network, part, group=group),
         "proved": proved(network, part, group=group),
         "certificates": certificates(network, [part], asked_of(size), group=group),
-        "bursts": bursts(copy.deepcopy(network), mini_batches(part, 5), group=group),
+        "checks": checks(copy.deepcopy(network), mini_batches(part, 5), group=group),
         "sent": sent(network, part, group),
         "verdict": verdict((x[:2], y[:2]), group=group),
     }

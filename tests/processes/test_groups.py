@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import surefoot as sf
 from surefoot.objectives import Poisson
-from surefoot.optim import CertifiedDescent, by_evaluation
+from surefoot.optim import CertifiedDescent
 from surefoot.processes import ProcessError, Processes, ProcessLost
 from surefoot.valuation.streamed import Streamed, StreamedValuer
 
@@ -48,7 +48,7 @@ LOSSES: dict[str, Callable[[], Any]] = {
 }
 RUNS: dict[str, dict[str, Any]] = {
     "lbfgs": {},
-    "conjugate": {"direction": "conjugate", "weight_decay": 0.01},
+    "gradient": {"direction": "gradient", "weight_decay": 0.01},
     "foreign": {"direction": torch.optim.Adam},
 }
 
@@ -79,7 +79,7 @@ def work(rank: int, folder: str) -> None:
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=4, timeout=timedelta(seconds=60))
     pair, short = distributed.new_group([2, 3]), distributed.new_group(timeout=timedelta(seconds=2))
     patient = distributed.new_group(timeout=timedelta(minutes=10))  # two have more to do
-    by_evaluation.StreamedValuer = Counted  # type: ignore[misc]
+    sf.optim.problem.StreamedValuer = Counted  # type: ignore[misc]
     everyone = distributed.group.WORLD
     four, two = asked(everyone, ["lbfgs"]), {}
     four["answers"] = group_oracles.answers(network(), part_of(everyone), everyone, 4)
@@ -141,7 +141,7 @@ def asked(group: Any, runs: list[str]) -> dict[str, Any]:
     for name in runs:
         model, Counted.passes = network(), 0
         optimizer = CertifiedDescent(model, sf.CrossEntropy(), group=group, **RUNS[name])
-        losses = [optimizer.step(x, y) if name != "conjugate" else optimizer.step(loader) for _ in range(STEPS)]
+        losses = [optimizer.step(x, y) if name != "gradient" else optimizer.step(loader) for _ in range(STEPS)]
         state, passes, sent = optimizer.state_dict(), Counted.passes, counted(optimizer)
         found[f"run {name}"] = {
             "weights": {key: value.detach() for key, value in model.named_parameters()},
@@ -224,7 +224,6 @@ def refusals(group: Any) -> dict[str, Any]:
     spoilt_calls = group_oracles.calls(network(), loader, group=group)
     found["nan calls"] = {name: refused(call) for name, call in spoilt_calls.items()}
     found["no targets"] = refused(lambda: optimizer.step(x, y if rank else None))
-    found["closure"] = refused(lambda: optimizer.step(x, y, None if rank else lambda: (x, x)))
     found["kept"] = all(map(torch.equal, model.parameters(), network().parameters())), len(optimizer.history)
     optimizer.step(x, y)
     with torch.no_grad():
@@ -354,7 +353,6 @@ def test_what_goes_wrong_on_one_process_is_raised_on_all(two: Outcome) -> None:
             assert "batch 1 of the loader" in said
             assert rank == 1 or "process 1 of the group failed" in said
         assert "targets" in part["no targets"]
-        assert "closure" in part["closure"]
         assert part["kept"] == (True, 0)
         assert "other parameters or buffers than process 0" in part["apart"]
         assert "other parameters or buffers than process 0" in part["apart value"]
@@ -383,10 +381,8 @@ def test_refusals_without_a_group() -> None:
     x, y = data()
     with pytest.raises(ProcessError, match="init_process_group"):
         sf.evaluate(network(), x, sf.CrossEntropy(), y, group=object())
-    options: list[dict[str, Any]] = [{"proof": "ball"}, {"until": "proved"}, {"direction": "gauss_newton"}]
-    for option in options:
-        with pytest.raises(ValueError, match="with a group"):
-            CertifiedDescent(network(), sf.CrossEntropy(), group=object(), **option)
+    with pytest.raises(ValueError, match="one batch"):
+        CertifiedDescent(network(), sf.CrossEntropy(), group=object(), proof="segment")
 
 
 def close(value: Any, expected: Any) -> None:
@@ -423,16 +419,16 @@ def test_second_order_steps_of_several_processes(two: Outcome, four: Outcome, si
     expected, outcome = group_oracles.trained(network(), data()), two if size == 2 else four
     bytes_of_weights = 8 * sum(value.numel() for value in network().parameters())
     for part in outcome:
-        for name, (weights, losses, kappa, sent, history) in part["answers"]["trained"].items():
-            close((weights, losses, kappa), expected[name][:3])
+        for name, (weights, losses, sent, history) in part["answers"]["trained"].items():
+            close((weights, losses), expected[name][:2])
             first = outcome[0]["answers"]["trained"][name]
             assert all(torch.equal(value, first[0][path]) for path, value in weights.items())
-            assert (losses, kappa, history) == (first[1], first[2], first[4])
+            assert (losses, history) == (first[1], first[3])
             assert bytes_of_weights < sent < 300 * bytes_of_weights
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_certified_damping_of_several_processes_keeps_its_promises(two: Outcome, four: Outcome, size: int) -> None:
+def test_second_order_steps_of_several_processes_are_proved(two: Outcome, four: Outcome, size: int) -> None:
     found = [part["answers"]["proved"] for part in (two if size == 2 else four)]
     batches = [part for part in parts_of(SHARES[size]) if len(part[1])]
     expected = group_oracles.proved(network(), batches)
@@ -443,13 +439,10 @@ def test_certified_damping_of_several_processes_keeps_its_promises(two: Outcome,
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_bursts_of_several_processes_are_those_of_joint_mini_batches(
-    two: Outcome, four: Outcome, size: int
-) -> None:
-    found = [part["answers"]["bursts"] for part in (two if size == 2 else four)]
-    batches = group_oracles.joint_batches(parts_of(SHARES[size]), 5)
-    expected = group_oracles.bursts(network(), batches)
-    assert any(expected[2])
+def test_epoch_checks_of_several_processes_are_those_of_one(two: Outcome, four: Outcome, size: int) -> None:
+    found = [part["answers"]["checks"] for part in (two if size == 2 else four)]
+    expected = group_oracles.checks(network(), [data()])
+    assert 1 < sum(expected[2]) < len(expected[2])
     for part in found:
         close(part, expected)
         assert part[1:] == found[0][1:]

@@ -224,7 +224,7 @@ def test_steps_are_proved_in_single_precision_if_that_decides(kind: str, monkeyp
         record, after = optimizer.history[-1], sf.evaluate(model, x, sf.CrossEntropy(y))
         assert record.step_size > 0
         assert after.upper < before.lower
-        assert 0 < record.promised_decrease <= before.upper - after.lower
+        assert 0 < record.proved_decrease <= before.upper - after.lower
         before = after
     assert before.value < 0.5 * first.value
     assert passes[True] > 0

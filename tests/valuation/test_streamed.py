@@ -139,9 +139,10 @@ def test_a_loader_that_flips_its_samples_at_random_is_refused() -> None:
             self.passes = getattr(self, "passes", 0) + 1
             yield x if self.passes % 2 else x.flip(1), y
 
-    optimizer, loader = sf.CertifiedDescent(_model(), sf.CrossEntropy()), Flips()
+    valuer = StreamedValuer(_model(), Flips(), sf.CrossEntropy())
+    valuer.evaluate()
     with pytest.raises(EvaluationError, match="other numbers than in the first pass"):
-        optimizer.step(loader)
+        valuer.evaluate()
 
 
 def test_refusals() -> None:

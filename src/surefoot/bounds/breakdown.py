@@ -14,6 +14,7 @@ from surefoot.bounds.size import Sizes, Step, Term
 from surefoot.magnitude import Magnitude, maximum, minimum, stack
 from surefoot.norms import nonnegative_norm
 from surefoot.program.ir import Node
+from surefoot.program.scalars import Scalar
 
 _MOST_ENTRIES = 5e7  # of all matrices together
 _SHARPEST = 64  # variables up to which every matrix is worth a sharp norm
@@ -120,14 +121,15 @@ def _places(modules: list[str]) -> str:
 
 
 def largest_slope(result: Sizes, group: Group) -> Magnitude | None:
-    """The product of the largest slopes of a row, in arguments that are no variables themselves."""
+    """The product of the largest slopes of a row, in arguments that are no parameters themselves."""
     total = None
-    own = {result.program.inputs[name] for name in result.region.variables}
-    for step in group.steps:
-        if step.node.primitive.kind == "linear":
-            continue
+    own = {result.program.inputs[name] for name in result.region.variables if name in result.program.parameters}
+    decisive = [step for step in group.steps if step.node.primitive.kind != "linear"] or group.steps
+    for step in decisive:
         slopes = [
-            slope for k, slope in step.claim.slopes.items() if not _is_variable(result, step.arguments[k], own)
+            slope
+            for k, slope in step.claim.slopes.items()
+            if result.sizes[step.arguments[k]].varies and not _is_variable(result, step.arguments[k], own)
         ]
         if slopes:
             total = maximum(*slopes) if total is None else total * maximum(*slopes)
@@ -142,9 +144,15 @@ def _is_variable(result: Sizes, index: int, own: set[int]) -> bool:
     return node.index in own
 
 
-def largest_curvature(group: Group) -> Magnitude:
-    """The largest curvature of the operations of a row."""
-    return maximum(*(bend for step in group.steps for bend in (Magnitude.zero(), *step.claim.bends.values())))
+def largest_curvature(result: Sizes, group: Group) -> Magnitude:
+    """The largest curvature of the operations of a row, between arguments that vary."""
+    bends = [
+        bend
+        for step in group.steps
+        for pair, bend in step.claim.bends.items()
+        if all(result.sizes[step.arguments[k]].varies for k in pair)
+    ]
+    return maximum(Magnitude.zero(), *bends)
 
 
 def smoothness_by_tensor(result: Sizes) -> dict[int, Magnitude]:
@@ -191,3 +199,26 @@ def _quick_norm(matrix: Magnitude) -> Magnitude:
 def by_group(values: Mapping[int, float], group: Group) -> float:
     """The sum of what the operations of a row have."""
     return sum(values.get(step.node.index, 0.0) for step in group.steps)
+
+
+_THRESHOLD = 20.0  # beyond it torch's soft-plus returns βx/β
+
+
+def remarks(result: Sizes) -> list[str]:
+    """One sentence if soft-plus may get beyond the threshold where torch leaves the smooth function."""
+    gaps = []
+    for step in result.steps:
+        if step.node.primitive.kind != "scalar":
+            continue
+        function: Scalar = step.node.options["function"]
+        if (function.name, function.order) != ("softplus", 0):
+            continue
+        (beta,) = function.parameters
+        if result.sizes[step.arguments[0]].high * beta > _THRESHOLD:
+            gaps.append(math.log1p(math.exp(-_THRESHOLD)) / beta * max(1.0, beta))
+    if not gaps:
+        return []
+    return [
+        "soft-plus is certified without the jump of torch's, which returns the argument itself beyond a threshold "
+        f"that may be within reach: its entries and slopes are off by up to {max(gaps):.1e}"
+    ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -14,10 +15,11 @@ from surefoot.bounds.size import Sizes, forward, leaves
 from surefoot.bounds.tensor_size import Size, unknown, within
 from surefoot.domains import Box, Domain, DomainError, ProductBall, Region
 from surefoot.magnitude import Magnitude
-from surefoot.program import Program, differentiate, trace
-from surefoot.program.checks import as_inputs
+from surefoot.program import Program, differentiate
+from surefoot.program.capturing import capture, values_of
 
 Wrt = Literal["params", "input"]
+_FACTS = ("nonnegative", "convex", "quadratic")
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,10 +31,11 @@ class Function:
         values: of the parameters and of the input, by name, as they were when the model was read.
         blocks: the names of what varies, by block.
         wrt: whether these are the parameters or the input.
-        outputs: for an objective, the node of the model's outputs, if it reads a single tensor.
         nonnegative: whether the value is known to be no less than 0.
         convex: whether it is a convex function of the outputs.
         quadratic: whether that function has a constant second derivative.
+        parts: of a convex loss of outputs, gives the outputs as a function of the parameters and the loss as one
+            of the outputs.
     """
 
     program: Program
@@ -42,23 +45,30 @@ class Function:
     nonnegative: bool = False
     convex: bool = False
     quadratic: bool = False
+    parts: Callable[[], tuple[Function, Function]] | None = None
 
     @classmethod
     def of(cls, model: nn.Module, x: Any, objective: nn.Module | None = None, wrt: Wrt = "params") -> Function:
-        """Read a model; see :func:`surefoot.program.trace`.
+        """Read a model; see :func:`surefoot.program.capturing.capture`.
 
         Raises:
             CaptureError: if it cannot be read.
             DomainError: if nothing varies.
         """
-        args, kwargs = as_inputs(x)
-        program = trace(model, args, objective, kwargs=kwargs)
-        data = {"x" if len(args) == 1 else f"x.{k}": value for k, value in enumerate(args)} | kwargs
-        present = data | dict(model.named_parameters())
-        values = {name: present[name] for name in program.inputs}
-        facts = {name: bool(getattr(objective, name, False)) for name in ("nonnegative", "convex", "quadratic")}
+        program = capture(model, x, objective)
+        values = values_of(program, model, x)
+        facts: dict[str, Any] = {name: bool(getattr(objective, name, False)) for name in _FACTS}
         copies = {name: value.detach().clone() for name, value in values.items()}
+        if objective is not None and facts["convex"] and wrt == "params":
+            facts["parts"] = lambda: cls._parts(model, x, objective)
         return cls(program, copies, blocks_of(program, model, values, wrt), wrt, **facts)
+
+    @classmethod
+    def _parts(cls, model: nn.Module, x: Any, objective: nn.Module) -> tuple[Function, Function]:
+        network = cls.of(model, x)
+        (output,) = network.program.outputs
+        like = torch.zeros(network.program.nodes[output].shape, dtype=torch.float64)
+        return network, cls.of(objective, like, wrt="input")
 
     @property
     def is_scalar(self) -> bool:
@@ -101,6 +111,14 @@ class Function:
                 fixed[name] = self.values[name]
         return forward(program, region, leaves(program, region, centres, fixed))
 
+    def from_size(self, size: Size) -> Sizes:
+        """Sizes of all tensors of the gradient program from that of the one input."""
+        (name,) = self.variables
+        everywhere = Region((name,), (((0,), math.inf),), {"input": (0,)})
+        return forward(
+            self.gradient_program, everywhere, leaves(self.gradient_program, everywhere, {name: size}, {})
+        )
+
     def balls_around(self, box: Box) -> ProductBall:
         """The balls that contain a box, one per block."""
         return box.around(self.blocks, {name: tuple(self.values[name].shape) for name in self.variables})
@@ -121,9 +139,9 @@ class Function:
         for name in region.variables:
             present, centre = self.values[name], _centre(name, self.values[name], domain.center)
             assert centre is not None
-            away.append(float(torch.linalg.vector_norm(present.double() - centre)) ** 2)
+            away.append(float(torch.linalg.vector_norm(present.double() - centre)))
         return all(
-            sum(away[k] for k in members) <= (radius * (1 + 1e-12)) ** 2 for members, radius in region.groups
+            math.hypot(*(away[k] for k in members)) <= radius * (1 + 1e-12) for members, radius in region.groups
         )
 
 

@@ -25,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from surefoot.bounds.claims import Claim
@@ -78,14 +79,17 @@ class Term:
 
 
 def leaves(
-    program: Program, region: Region, centres: Mapping[str, Tensor | None], fixed: Mapping[str, Tensor | Size]
+    program: Program,
+    region: Region,
+    centres: Mapping[str, Tensor | Size | None],
+    fixed: Mapping[str, Tensor | Size],
 ) -> dict[int, Size]:
     """The sizes of the inputs of a program.
 
     Args:
         program: with its constants.
         region: the domain; its variables are inputs of the program.
-        centres: the centre of each variable; ``None`` for the origin where the program is not run.
+        centres: the centre of each variable, or its size; ``None`` for the origin where the program is not run.
         fixed: the other inputs: their values, or what is known of their size.
     """
     none = Magnitude.zero((len(region.variables),))
@@ -103,7 +107,9 @@ def leaves(
             own[region.variables.index(name)] = 0.0
             lipschitz, radius, centre = Magnitude(own), Magnitude.of(region.radii[name]), centres[name]
             move = within(shape, radius, lipschitz)
-            if centre is None:
+            if isinstance(centre, Size):
+                sizes[index] = replace(centre, lipschitz=lipschitz)
+            elif centre is None:
                 sizes[index] = move
             else:
                 sizes[index] = around(unknown(shape, lipschitz), measured(centre, lipschitz), move, _ZERO)
@@ -135,7 +141,7 @@ def forward(program: Program, region: Region, inputs: Mapping[int, Size]) -> Siz
         lipschitz = claim.combined([each.lipschitz for each in own], own[0].lipschitz.shape)
         size = replace(claim.size, lipschitz=lipschitz)
         value = program.constants.get(node.index) if values is None else values[node.index]
-        if value is not None:
+        if value is not None and bool(torch.isfinite(value).all()):
             size = _around_centre(size, node, claim, own, value, region)
         sizes[node.index] = size
         if size.varies:
@@ -177,8 +183,17 @@ def _around_centre(
     move = moved(node, claim, own)
     spread = minimum(move.bound + claim.rounding, region.reach(size.lipschitz) + error, centre.bound + size.bound)
     slices = tuple(each + claim.rounding for each in move.slices)
-    move = replace(move, bound=spread, slices=slices, peak=move.peak + claim.rounding, operator=spread)
-    return around(size, centre, consistent(replace(move, low=-math.inf, high=math.inf)), error)
+    move = replace(
+        move,
+        bound=spread,
+        total=Magnitude.infinity(),
+        slices=slices,
+        peak=move.peak + claim.rounding,
+        operator=spread,
+        low=-math.inf,
+        high=math.inf,
+    )
+    return around(size, centre, consistent(move), error)
 
 
 def weights(result: Sizes) -> dict[int, Magnitude]:

@@ -124,11 +124,11 @@ def measured(value: Tensor, lipschitz: Magnitude) -> Size:
     """Of a constant tensor: norms of its entries, rounded up."""
     value = value.detach()
     value = value.double() if not value.dtype.is_floating_point or value.dtype != torch.float64 else value
+    if not bool(torch.isfinite(value).all()):
+        return replace(unknown(value.shape, lipschitz), value=value)
     bound = Magnitude.of(frobenius_norm(value))
     slices = tuple(_largest_slice(value, k) for k in range(value.ndim))
     low, high = (float(value.min()), float(value.max())) if value.numel() else (0.0, 0.0)
-    if math.isnan(low) or math.isnan(high):
-        return replace(unknown(value.shape, lipschitz), value=value)
     peak = Magnitude.of(max(abs(low), abs(high)))
     shape = tuple(value.shape)
     operator = _operator_norm(value, bound)

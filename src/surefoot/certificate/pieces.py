@@ -59,7 +59,7 @@ from surefoot.errors import EvaluationError, UnsupportedOperation
 from surefoot.magnitude import Magnitude, stack
 from surefoot.norms import frobenius_norm
 from surefoot.norms.verified import symmetric_norm
-from surefoot.processes import Processes
+from surefoot.processes import ProcessError, Processes
 from surefoot.valuation.interaction import refuse_interaction
 from surefoot.valuation.streamed import is_mean, is_weightless, refuse_objective, weight_of
 
@@ -132,21 +132,20 @@ class InPieces:
         if domain is not None:
             self.effort = replace(self._named, downhill=False)
 
-        def lead() -> Certificate:
-            if self.objective is None:
-                return self.on(ProductBall(1.0) if domain is None else domain)
-            return self._downhill(self.longest() if domain is None else self.on(domain))
-
         if self.processes is None:
-            return lead()
+            return self._certified(domain)
         weights = [*self.model.parameters(), *self.model.buffers()]
         refuse_other_models(self.processes.gathered(lambda: digest_of(weights)))
-        found: Certificate = self.processes.led(lead, self.serve, EvaluationError)
-        return found
+        try:
+            return self.processes.tell(self._certified(domain))
+        except ProcessError as error:  # what another process refuses is refused here in its words
+            raise (error if type(error) is not ProcessError else EvaluationError(str(error))) from error
 
-    def longest(self) -> Certificate:
-        """On the ball on which the longest step can be proved; process 0 calls it, the others serve it."""
-        return longest_proved(self.on, self.effort)
+    def _certified(self, domain: Domain | Box | None) -> Certificate:
+        """All processes call it, and each step of it."""
+        if self.objective is None:
+            return self.on(ProductBall(1.0) if domain is None else domain)
+        return self._downhill(longest_proved(self.on, self.effort) if domain is None else self.on(domain))
 
     def _downhill(self, found: Certificate) -> Certificate:
         """With the longest step that is proved on the segment against the gradient of all data."""
@@ -157,11 +156,9 @@ class InPieces:
 
         def bound(length: float) -> Majorant:
             lengths.append(length)
-            if self.processes is not None:
-                self.processes.ask(("along", length))
             return self._along(length)
 
-        step = Downhill.of(self.gradient(), self._varying).longest(bound, found.step_size)
+        step = Downhill.of(self._gradient(), self._varying).longest(bound, found.step_size)
         cost = found.gradients and found.gradients + in_gradients(expansions=len(lengths))
         return replace(found, gradient_step=step, gradients=cost)
 
@@ -187,15 +184,13 @@ class InPieces:
         return Majorant(math.nan, math.fsum(slopes), curvature, math.nan, length, math.inf, math.inf)
 
     def on(self, domain: Domain | Box) -> Certificate:
-        """The same on one domain; process 0 calls it, the others serve it."""
-        if self.processes is not None:
-            self.processes.ask(domain)
-        return self._shared(domain)
+        """What is proved of all data on a domain; process 0 says it, as sums may differ by round-off."""
+        if self.processes is None:
+            return self._whole([self._here(domain)], domain)
+        found = self._whole(self.processes.gathered(lambda: self._here(domain)), domain)
+        return self.processes.tell(found)
 
-    def _shared(self, domain: Domain | Box) -> Certificate:
-        """What all processes say together about a domain."""
-        several = self.processes
-        parts = [self._here(domain)] if several is None else several.gathered(lambda: self._here(domain))
+    def _whole(self, parts: list[_Part], domain: Domain | Box) -> Certificate:
         total = sum((part.total for part in parts), Fraction(0))
         found = _joined([part.balls for part in parts if part.balls], stacked=self.objective is None)
         if not found or not total:
@@ -323,25 +318,12 @@ class InPieces:
         empty = replace(nothing, block_gradients=dict.fromkeys(like.block_lipschitz, 0.0))
         return regularised(empty, self.regularizer, analysis.variables(), analysis.enclosed(balls)[0])
 
-    def gradient(self) -> ProvedSum:
-        """The gradient of all data at the weights, computed once; process 0 calls it, the others serve it."""
-        if self._summed is None and self.processes is not None:
-            self.processes.ask(("gradient",))
-        return self._gradient()
-
     def _gradient(self) -> ProvedSum:
+        """Of all data at the weights, computed once."""
         if self._summed is None:
             trained = dict(self.model.named_parameters())
             self._summed = ProvedSum(self._each, trained, self.is_mean, self.processes)
         return self._summed
-
-    def serve(self, word: Any) -> object:
-        """On a process that does not lead: take part in the certificate on a domain, or in the gradient."""
-        if not isinstance(word, tuple):
-            return self._shared(word)
-        if word[0] == "along":
-            return self._along(word[1])
-        return self._gradient() if word[0] == "gradient" else self._gradient().bent_here(word[1])
 
 
 def _bound(down: Downhill, analysis: Analysis, length: float) -> Majorant:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from surefoot import guarantees
+from surefoot.bounds.function import Function
 from surefoot.calculus.adjoint.bounds import Centre, scalar_bounds
 from surefoot.calculus.adjoint.whole import Whole
 from surefoot.calculus.analysis import Analysis
@@ -42,6 +44,7 @@ from surefoot.calculus.leaves import Wrt, ordinary_device
 from surefoot.calculus.segment.along import Along
 from surefoot.certificate.added import Bounds
 from surefoot.certificate.downhill import gradient_step
+from surefoot.certificate.from_sizes import bounds_from_sizes
 from surefoot.certificate.record import Certificate, Row
 from surefoot.certificate.regularised import Penalty, regularised
 from surefoot.certificate.segments import on_segment
@@ -190,6 +193,14 @@ def certify_proved(
         with ordinary_device():
             return on_segment(Along(model, x, objective), domain)
     spent = effort if isinstance(effort, Effort) else effort_named(effort)
+    if objective is None or wrt == "input":
+        refuse_penalty(regularizer, is_objective=False)
+        around = ProductBall(1.0) if domain is None else domain
+        with ordinary_device(), suppress(UnsupportedOperation):
+            function = Function.of(model, x, objective, wrt)
+            proved = bounds_from_sizes(function, around, input_norm, spent.name).certificate
+            if proved.lipschitz.is_finite:
+                return proved
     return proved_of(Analysis.of(model, x, objective), domain, spent, wrt, input_norm, regularizer)
 
 

@@ -1,4 +1,4 @@
-"""The gradient of an objective over several batches, with a proved bound on its error, and curvatures along moves.
+"""The gradient of an objective over several batches, with a proved bound on its error.
 
 Gradients of batches are added up by weight in double precision, over batches and processes. Their errors add up,
 and the round-off of the sums is added.
@@ -114,19 +114,3 @@ class ProvedSum:
             size = math.hypot(*(self._sizes[path] for path in paths))
             sizes[block] = (size + sum(self.errors[path] for path in paths)) * (1 + 1e-12) + 2.0**-1000
         return sizes
-
-    def bent(self, move: Mapping[str, Tensor]) -> float:
-        """A bound on the curvature of the loss along a move; process 0 calls it, the others :meth:`bent_here`."""
-        if self._processes is not None:
-            self._processes.ask(("bent", dict(move)))
-        return self.bent_here(move)
-
-    def bent_here(self, move: Mapping[str, Tensor]) -> float:
-        """The same; all processes call it."""
-
-        def part() -> float:
-            each = self._batches(lambda _, one, weight: float(weight) * proved_gradient(one).bent(move))
-            return math.fsum(each) * (1 + 2.0**-49)
-
-        parts = [part()] if self._processes is None else self._processes.gathered(part)
-        return math.fsum(parts) / self._whole * (1 + 2.0**-50)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surefoot.chain.recorded import Recorded, Take, bound
+from surefoot.chain.recorded import Recorded, bound
 from surefoot.chain.traced import Traced, find, is_traced, refuse, trace
 from surefoot.errors import ChainError
 from surefoot.graph import Graph
@@ -107,11 +107,10 @@ class Autodiff:
         return None if passes is None else Traced(passes, values, self._leaves)
 
     @with_gradients()
-    def pullback(self, slope: Tensor | Sequence[Tensor], take: Take | None = None) -> dict[str, Tensor]:
+    def pullback(self, slope: Tensor | Sequence[Tensor]) -> dict[str, Tensor]:
         r"""The gradient-vector product :math:`\nabla\psi(u)\mu`, by parameter path.
 
-        The slope μ has the shape of the value; it is a sequence if there are several outputs. If one is to take
-        the gradients, it has each as soon as it is known, and they are not held.
+        The slope μ has the shape of the value; it is a sequence if there are several outputs.
 
         Raises:
             ChainError: if the slope is not of the shape and type of the value.
@@ -122,7 +121,7 @@ class Autodiff:
         for given, output in zip(slopes, self._outputs, strict=True):
             _check_like("the slope", given, "the value", output)
         self.calls += 1
-        return self._way.pull(slopes) if take is None else self._recorded().pull(slopes, take)
+        return self._way.pull(slopes)
 
     @with_gradients()
     def pull_onto(self, sums: Mapping[str, Tensor], slope: Tensor) -> None:
@@ -148,19 +147,14 @@ class Autodiff:
         return _one_or_all(self._way.push(direction))
 
     @with_gradients()
-    def bent(
-        self, direction: Mapping[str, Tensor], slope: Tensor, curved: Tensor, take: Take | None = None
-    ) -> dict[str, Tensor]:
+    def bent(self, direction: Mapping[str, Tensor], slope: Tensor, curved: Tensor) -> dict[str, Tensor]:
         r""":math:`\nabla^2\langle\mu, \psi(u)\rangle v + \nabla\psi(u)c`, by path, for one output: its curvature
         along the slope μ times the direction v, and the pull-back of c. It counts as one call.
         """
         self.calls += 1
-        return self._recorded().bent(direction, recordable(slope), curved, take)
-
-    def _recorded(self) -> Recorded:
         if isinstance(self._way, Traced):  # of first derivatives
             self._way = Recorded(*self._at, self._leaves)
-        return self._way
+        return self._way.bent(direction, recordable(slope), curved)
 
 
 def _square(tensors: Iterable[Tensor]) -> float:

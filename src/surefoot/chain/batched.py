@@ -20,14 +20,14 @@ from torch import Tensor
 
 from surefoot.batches import digest_of, refuse_other_models
 from surefoot.chain.autodiff import Autodiff
-from surefoot.chain.recorded import Take, run_graph
+from surefoot.chain.recorded import run_graph
 from surefoot.errors import ChainError
 from surefoot.graph import Graph
 from surefoot.processes import Processes
 from surefoot.program.checks import with_gradients
 
 Piece = tuple[Graph, Sequence[Tensor]]
-Part = Callable[[Autodiff, slice, Take | None], Mapping[str, Tensor]]  # gradients of a batch, which one may take
+Part = Callable[[Autodiff, slice], Mapping[str, Tensor]]  # gradients of a batch
 
 
 class Batched:
@@ -62,7 +62,7 @@ class Batched:
         like = (tuple(here[0].shape[1:]), here[0].dtype) if here else None
         kinds = [(count, like, 0)]
         if processes is not None:
-            kinds = processes.gathered(lambda: (count, like, self._digest()))
+            kinds = processes.gathered(lambda: (count, like, digest_of(self.parameters.values())))
             refuse_other_models([weights for *_, weights in kinds])
         shapes = {kind for _, kind, _ in kinds if kind is not None}
         if len(shapes) != 1:
@@ -72,10 +72,6 @@ class Batched:
         self._total = sum(rows for rows, *_ in kinds)
         self.first = sum(rows for rows, *_ in kinds[: processes.rank]) if processes is not None else 0
         self.value = self._whole(here)
-
-    def _digest(self) -> int:
-        """The same where parameters are."""
-        return digest_of(self.parameters.values())
 
     def pullback(self, slope: Tensor) -> dict[str, Tensor]:
         r""":math:`\sum_bJ_b^\top\mu_b`, by parameter path, for a slope of the shape of the value."""
@@ -129,7 +125,7 @@ class Batched:
 
     def _pull(self, slope: Tensor) -> dict[str, Tensor]:
         self._shared(slope)
-        return self._summed(lambda oracle, rows, take: oracle.pullback(slope[rows], take))
+        return self._summed(lambda oracle, rows: oracle.pullback(slope[rows]))
 
     def _push(self, direction: Mapping[str, Tensor]) -> Tensor:
         self._shared(direction)
@@ -139,7 +135,7 @@ class Batched:
 
     def _bend(self, direction: Mapping[str, Tensor], slope: Tensor, curved: Tensor) -> dict[str, Tensor]:
         self._shared(direction, slope, curved)
-        return self._summed(lambda oracle, rows, take: oracle.bent(direction, slope[rows], curved[rows], take))
+        return self._summed(lambda oracle, rows: oracle.bent(direction, slope[rows], curved[rows]))
 
     def _outputs_at(self, parameters: Mapping[str, Tensor]) -> Tensor:
         self._shared(parameters)
@@ -175,7 +171,7 @@ class Batched:
         sums = {path: torch.zeros_like(value, dtype=torch.float64) for path, value in self._varying.items()}
 
         def add_up(oracle: Autodiff, rows: slice) -> None:
-            for path, slope in part(oracle, rows, None).items():
+            for path, slope in part(oracle, rows).items():
                 sums[path] += slope
 
         self._visit(add_up)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +19,6 @@ from surefoot.program.checks import differentiable_attention
 
 Values = Mapping[str, Any]
 Run = Callable[[Values], tuple[Any, ...]]
-Take = Callable[[str, Tensor], object]  # a gradient by path
 
 
 class Recorded:
@@ -54,27 +52,28 @@ class Recorded:
         self.pushed: tuple[Tensor, ...] | None = pushed
         self._linear: tuple[tuple[Tensor, ...], dict[str, GradientEdge]] | None = None
 
-    def pull(
-        self, slopes: Sequence[Tensor], take: Take | None = None, create_graph: bool = False
-    ) -> dict[str, Tensor]:
-        """The gradients for one slope per output. If one is to take them, it has each as soon as it is known, and
-        what is returned holds no numbers.
-        """
+    def pull(self, slopes: Sequence[Tensor], create_graph: bool = False) -> dict[str, Tensor]:
+        """The gradients for one slope per output."""
         varying = [k for k, output in enumerate(self.outputs) if output.requires_grad]
         outputs, weights = [self.outputs[k] for k in varying], [slopes[k] for k in varying]
-        with _taken(self._leaves, take):
-            found = _differentiated(outputs, list(self._leaves.values()), weights, create_graph)
-        return dict(zip(self._leaves, found, strict=True))
+        gradients = _differentiated(outputs, list(self._leaves.values()), weights, create_graph)
+        return dict(zip(self._leaves, gradients, strict=True))
 
     def _edges(self, slopes: Sequence[Tensor]) -> dict[str, GradientEdge]:
         """Of the gradients as functions of slopes and leaves; their values are dropped one after the other."""
         edges: dict[str, GradientEdge] = {}
 
-        def keep(path: str, slope: Tensor) -> None:
+        def note(path: str, slope: Tensor) -> Tensor:
             if slope.requires_grad:
                 edges[path] = get_gradient_edge(slope)
+            return slope.new_zeros(()).expand_as(slope)  # zeros without memory take its place
 
-        self.pull(slopes, keep, create_graph=True)
+        hooks = [leaf.register_hook(partial(note, path)) for path, leaf in self._leaves.items()]
+        try:
+            self.pull(slopes, create_graph=True)
+        finally:
+            for hook in hooks:
+                hook.remove()
         return edges
 
     def pull_onto(self, sums: Mapping[str, Tensor], slope: Tensor) -> None:
@@ -109,20 +108,16 @@ class Recorded:
             with saved_tensors_hooks(_without_zeros, lambda kept: kept[0].expand(kept[1])):
                 return unknown, self._edges(unknown)
 
-    def bent(
-        self, direction: Mapping[str, Tensor], slope: Tensor, curved: Tensor, take: Take | None = None
-    ) -> dict[str, Tensor]:
+    def bent(self, direction: Mapping[str, Tensor], slope: Tensor, curved: Tensor) -> dict[str, Tensor]:
         """The curvature along the slope times the direction, and the pull-back of what is curved."""
         outputs: list[Any] = [output for output in self.outputs if output.requires_grad]
         with differentiable_attention():
             edges = self._edges((slope,))
         paths = [path for path in direction if path in edges]
         weights = [curved] * len(outputs) + [direction[path] for path in paths]
-        with _taken(self._leaves, take):
-            found = _differentiated(
-                [*outputs, *(edges[path] for path in paths)], list(self._leaves.values()), weights
-            )
-        return dict(zip(self._leaves, found, strict=True))
+        changes = [*outputs, *(edges[path] for path in paths)]
+        gradients = _differentiated(changes, list(self._leaves.values()), weights)
+        return dict(zip(self._leaves, gradients, strict=True))
 
 
 def bound(
@@ -174,25 +169,6 @@ def _differentiated(
         allow_unused=True,
         materialize_grads=True,
     )
-
-
-@contextmanager
-def _taken(leaves: Mapping[str, Tensor], take: Take | None) -> Iterator[None]:
-    """In the body, gradients in leaves are handed over, if one takes them, and zeros without memory take their
-    place.
-    """
-
-    def hand_over(path: str, slope: Tensor) -> Tensor:
-        assert take is not None
-        take(path, slope)
-        return slope.new_zeros(()).expand_as(slope)
-
-    hooks = [] if take is None else [leaf.register_hook(partial(hand_over, p)) for p, leaf in leaves.items()]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _without_zeros(saved: Tensor) -> Any:

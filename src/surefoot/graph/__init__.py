@@ -4,7 +4,6 @@
 * ``nodes``, ``structure``: leaves, operations and blocks, and how operations are run; the graph, put together from
   them.
 * ``compose``: cutting a graph in parts and putting two graphs one behind the other.
-* ``checks``: what a model, its input and what it returns must be.
 * ``survey``, ``preserve``: all that a forward pass may read; the model stays as it was, and unless it changes it
   is not captured again; ``guard``: a quick look whether anything of that was touched.
 * ``flatten``: models that differentiate inside ``forward``, to one level of operations; boolean masks as indices.

@@ -7,7 +7,7 @@ with one weight per parameter block, or one for all. Integrating twice from 0 gi
 \frac12z^2` and :math:`|\phi'(z)| \le |z|`. So on :math:`\|u_t\| \le b` the smooth part of block t is at most
 :math:`\frac12\rho_tb^2`, its gradient at most :math:`\rho_tb` long and its Hessian, which is diagonal, at most
 :math:`\rho_t`: :math:`L_r = \max_t\rho_t` (the paper has one :math:`\rho`). The part with kinks, if there is
-one, is for proximal steps (:class:`surefoot.optim.ProjectedGradient`).
+one, is for proximal steps.
 """
 
 from __future__ import annotations

@@ -92,6 +92,7 @@ def gauss_newton(
     regularizer: Ridge | None = None,
     tolerance: float | None = None,
     group: Any = None,
+    bend: bool = False,
 ) -> Step:
     r"""The minimiser of the Gauss-Newton model.
 
@@ -111,6 +112,8 @@ def gauss_newton(
             (:mod:`surefoot.oracles.dynamic`).
         tolerance: of the gradient of the model at the result, relative to that at 0; by default 1e-6 in single and
             1e-12 in double precision. A step in single precision that misses it is computed again in double.
+        bend: whether the step is for somebody who looks at the objective where it leads: it comes with half its
+            acceleration (:func:`accelerated`) where a factor is at hand, and its residual is the solver's.
 
     Raises:
         OracleError: also if the loss is not convex.
@@ -133,9 +136,14 @@ def gauss_newton(
         require_convex(problem.objective)
         solver = gauss_newton_solver(problem, method, exact)
         step = solver.solve(kappa, exact, None)
+        if bend and solver.correct is not None:
+            step = accelerated(problem, step, solver.correct)
         return step if solver.choice is None else replace(step, status=f"{step.status} ({solver.choice})")
 
-    step = measured(problem, problem.led(lambda: solve(problem)), exact)
+    step = problem.led(lambda: solve(problem))
+    if bend:
+        return step
+    step = measured(problem, step, exact)
     if not step.solved and not problem.is_double and exact < LOOSE:
         wide = problem.in_double()
         finer = measured(problem, _narrowed(problem, wide.led(lambda: solve(wide))), exact)

@@ -37,81 +37,44 @@ VALUE_AT_ZERO_DROPPED = (
 
 @dataclass(frozen=True)
 class InnerTrace:
-    r"""The numbers of the inner loop for one non-linear function.
+    """The numbers of the inner loop for one non-linear function."""
 
-    Attributes:
-        restricted_lipschitz, bound, lipschitz, smoothness: :math:`\tilde\ell_{a_{t,j}}`, :math:`m_{t,j}`,
-            :math:`\ell^0_{t,j}` and :math:`L_{t,j}`.
-        bound_is_active: whether the minimum in :math:`m_{t,j}` is the function's bound :math:`m_{a_{t,j}}`.
-
-    >>> layers = [sf.paper.Computation(sf.paper.fully_connected(), (sf.paper.softplus(4),))] * 2
-    >>> print(sf.paper.algorithm_4(layers, radii=1.0, input_norm=1.0).layers[1].inner[0].bound)
-    1.116e+01
-    """
-
-    restricted_lipschitz: Magnitude
-    bound: Magnitude
-    lipschitz: Magnitude
-    smoothness: Magnitude
-    bound_is_active: bool
+    restricted_lipschitz: Magnitude  # :math:`\tilde\ell_{a_{t,j}}`
+    bound: Magnitude  # :math:`m_{t,j}`
+    lipschitz: Magnitude  # :math:`\ell^0_{t,j}`
+    smoothness: Magnitude  # :math:`L_{t,j}`
+    bound_is_active: bool  # whether the minimum in :math:`m_{t,j}` is the function's own bound
 
 
 @dataclass(frozen=True)
 class LayerTrace:
-    r"""The numbers of one turn of the outer loop.
-
-    Attributes:
-        name: the name of the layer.
-        biaffine_lipschitz_state, biaffine_lipschitz_parameters: :math:`\ell^x_{t,0}` and :math:`\ell^u_{t,0}`.
-        biaffine_bound: :math:`m_{t,0}`.
-        inner: one entry per non-linear function.
-        bound, lipschitz, smoothness: :math:`m_t`, :math:`\ell_t` and :math:`L_t`.
-        flags: why the constants of this layer are not proved upper bounds.
-
-    >>> layers = [sf.paper.Computation(sf.paper.fully_connected(), (sf.paper.softplus(4),))] * 2
-    >>> print(sf.paper.algorithm_4(layers, radii=1.0, input_norm=1.0).layers[1].smoothness)
-    1.864e+01
-    """
+    """The numbers of one turn of the outer loop."""
 
     name: str
-    biaffine_lipschitz_state: Magnitude
-    biaffine_lipschitz_parameters: Magnitude
-    biaffine_bound: Magnitude
-    inner: tuple[InnerTrace, ...]
-    bound: Magnitude
-    lipschitz: Magnitude
-    smoothness: Magnitude
-    flags: tuple[str, ...]
+    biaffine_lipschitz_state: Magnitude  # :math:`\ell^x_{t,0}`
+    biaffine_lipschitz_parameters: Magnitude  # :math:`\ell^u_{t,0}`
+    biaffine_bound: Magnitude  # :math:`m_{t,0}`
+    inner: tuple[InnerTrace, ...]  # one entry per non-linear function
+    bound: Magnitude  # :math:`m_t`
+    lipschitz: Magnitude  # :math:`\ell_t`
+    smoothness: Magnitude  # :math:`L_t`
+    flags: tuple[str, ...]  # why the constants of this layer are not proved upper bounds
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Every number of a run of Algorithm 4; ``str()`` is a table with one row per layer.
-
-    Attributes:
-        layers: one entry per computation.
-        result: the outputs m, ℓ, L of the algorithm and the flags of everything that went in.
-
-    >>> layers = [sf.paper.Computation(sf.paper.fully_connected(), (sf.paper.softplus(4),))] * 2
-    >>> print(sf.paper.algorithm_4(layers, radii=1.0, input_norm=1.0))
-    layer    m_{t,0}        m_t        ℓ_t        L_t
-        1  3.000e+00  4.387e+00  2.000e+00  1.000e+00
-        2  9.773e+00  1.116e+01  7.387e+00  1.864e+01
-    """
+    """Every number of a run of Algorithm 4; ``str()`` is a table with one row per layer."""
 
     layers: tuple[LayerTrace, ...]
-    result: Result
+    result: Result  # m, ℓ and L, and the flags of everything that went in
 
     def rows(self) -> tuple[tuple[str, ...], ...]:
-        """A heading and one row per layer: name, m_{t,0}, m_t, ℓ_t, L_t; a star marks a flagged layer."""
-        body = (
-            (
-                (layer.name or str(index)) + (" *" if layer.flags else ""),
-                *map(str, (layer.biaffine_bound, layer.bound, layer.lipschitz, layer.smoothness)),
-            )
-            for index, layer in enumerate(self.layers, start=1)
-        )
-        return (("layer", "m_{t,0}", "m_t", "ℓ_t", "L_t"), *body)
+        """A heading and one row per layer; a star marks a flagged layer."""
+        body: list[tuple[str, ...]] = [("layer", "m_{t,0}", "m_t", "ℓ_t", "L_t")]
+        for index, layer in enumerate(self.layers, start=1):
+            numbers = map(str, (layer.biaffine_bound, layer.bound, layer.lipschitz, layer.smoothness))
+            body.append(((layer.name or str(index)) + (" *" if layer.flags else ""), *numbers))
+        return tuple(body)
 
     def __str__(self) -> str:
         return "\n".join(table(list(self.rows()), left=0) + [f"* {flag}" for flag in self.result.flags])
@@ -122,11 +85,10 @@ def _inner_loop(
 ) -> tuple[InnerTrace, ...]:
     """The loop over a_{t,1}, ..., a_{t,k} from m_{t,0}."""
     inner = []
-    for function, (before, after) in zip(
-        functions, pairwise(compositions(functions, bound, keep_value_at_zero, corrected)), strict=True
-    ):
-        slope, active = restricted_lipschitz(function, before.bound), function.bound.is_finite
-        active = active and after.bound == function.bound
+    results = pairwise(compositions(functions, bound, keep_value_at_zero, corrected))
+    for function, (before, after) in zip(functions, results, strict=True):
+        slope = restricted_lipschitz(function, before.bound)
+        active = function.bound.is_finite and after.bound == function.bound
         inner.append(InnerTrace(slope, after.bound, after.lipschitz, after.smoothness, active))
     return tuple(inner)
 
@@ -199,10 +161,6 @@ def around_point(
     :math:`\|b^0\|`, because
     :math:`b(x, u^* + v) = \beta(x,v) + \beta^u(v) + [\beta^x(x) + \beta(x,u^*)] + [b^0 + \beta^u(u^*)]`.
     The radii of the algorithm are then :math:`R_t'`.
-
-    >>> layers = sf.paper.around_point([sf.paper.Computation(sf.paper.fully_connected())], centre_norms=3.0)
-    >>> print(layers[0].biaffine.lipschitz_state)
-    3.000e+00
     """
     moved = []
     for computation, norm in zip(computations, radii_of(centre_norms, len(computations)), strict=True):

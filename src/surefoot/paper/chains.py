@@ -52,20 +52,12 @@ def restricted_lipschitz(function: Smooth, radius: Number) -> Magnitude:
     r"""Fact refined_smooth: :math:`\ell_f(R) = \min\{\ell_f, \|\nabla f(0)\| + R L_f\}`.
 
     An upper bound of the Lipschitz constant on the ball of radius R, by the mean value theorem.
-
-    >>> square = sf.paper.Smooth.of(smoothness=2, value_at_zero=0, jacobian_at_zero=0)  # x²
-    >>> print(sf.paper.restricted_lipschitz(square, radius=3.0))
-    6.000e+00
     """
     return minimum(function.lipschitz, function.jacobian_at_zero + function.smoothness * radius)
 
 
 def restricted_bound(function: Smooth, radius: Number) -> Magnitude:
-    r"""Fact refined_smooth: :math:`m_f(R) = \min\{m_f, \|f(0)\| + R\,\ell_f(R)\}`.
-
-    >>> print(sf.paper.restricted_bound(sf.paper.relu(), radius=3.0))
-    3.000e+00
-    """
+    r"""Fact refined_smooth: :math:`m_f(R) = \min\{m_f, \|f(0)\| + R\,\ell_f(R)\}`."""
     return minimum(function.bound, function.value_at_zero + restricted_lipschitz(function, radius) * radius)
 
 
@@ -78,9 +70,6 @@ def composition(functions: Sequence[Smooth], radius: Number) -> Result:
 
     The functions are given first applied first. (The lemma prints :math:`m_{a_j}(m_{t-1})` and :math:`m_\tau`; the
     index j-1 and the last one, k, are meant.)
-
-    >>> print(sf.paper.composition([sf.paper.sigmoid(1), sf.paper.softplus(1)], radius=1.0).lipschitz)
-    1.719e-01
     """
     *_, last = compositions(functions, radius)
     return replace(last, flags=merge_flags(*(function.unsound for function in functions)))
@@ -109,10 +98,6 @@ def fix_parameters(computation: Computation, parameter_norm: Number) -> tuple[Sm
 
     :math:`b(\cdot, u)` is affine with :math:`\ell \le L_b\|u\| + l^x`, :math:`L = 0` and
     :math:`\|b(0,u)\| \le l^u\|u\| + \|b(0,0)\|`.
-
-    >>> layer = sf.paper.Computation(sf.paper.fully_connected(), (sf.paper.relu(),))
-    >>> print(sf.paper.fix_parameters(layer, parameter_norm=2.0)[0].lipschitz)
-    2.000e+00
     """
     biaffine = computation.biaffine
     slope = biaffine.smoothness * parameter_norm + biaffine.lipschitz_state
@@ -125,50 +110,27 @@ def smooth_state(functions: Sequence[Smooth], radius: Number) -> Result:
 
     It is Lemma nonlin_comp_bounds for :math:`a_t = \varphi_t(\cdot, u_t)`; a deep layer may be given by its
     pieces, see :func:`fix_parameters`.
-
-    >>> print(sf.paper.smooth_state([sf.paper.sigmoid(1), sf.paper.sigmoid(1)], radius=1.0).lipschitz)
-    6.250e-02
     """
     return composition(functions, radius)
 
 
 def stack_separate(functions: Sequence[Smooth], as_printed: bool = True) -> Smooth:
-    r"""Item 1: :math:`(\alpha_1(x_1); \dots; \alpha_n(x_n))`.
-
-    Args:
-        functions: the constants of the :math:`\alpha_i`.
-        as_printed: :math:`\|\ell\|_2` as in the lemma; otherwise :math:`\|\ell\|_\infty` (ERRATA 1).
-
-    >>> print(sf.paper.stack_separate([sf.paper.relu()] * 4).lipschitz)
-    2.000e+00
-    """
+    """Item 1; with :math:`\\|\\ell\\|_2` as in the lemma, otherwise :math:`\\|\\ell\\|_\\infty` (ERRATA 1)."""
     return _combined(functions, _norm, _norm if as_printed else _max, _max, _norm, _max)
 
 
 def sum_separate(functions: Sequence[Smooth]) -> Smooth:
-    r"""Item 2: :math:`\sum_i \alpha_i(x_i)`.
-
-    >>> print(sf.paper.sum_separate([sf.paper.relu()] * 4).lipschitz)
-    2.000e+00
-    """
+    r"""Item 2: :math:`\sum_i \alpha_i(x_i)`."""
     return _combined(functions, _sum, _norm, _max, _sum, _norm)
 
 
 def stack_shared(functions: Sequence[Smooth]) -> Smooth:
-    r"""Item 3: :math:`(\alpha_1(x); \dots; \alpha_n(x))`.
-
-    >>> print(sf.paper.stack_shared([sf.paper.relu()] * 4).lipschitz)
-    2.000e+00
-    """
+    r"""Item 3: :math:`(\alpha_1(x); \dots; \alpha_n(x))`."""
     return _combined(functions, _norm, _norm, _norm, _norm, _norm)
 
 
 def sum_shared(functions: Sequence[Smooth]) -> Smooth:
-    r"""Item 4: :math:`\sum_i \alpha_i(x)`.
-
-    >>> print(sf.paper.sum_shared([sf.paper.relu()] * 4).lipschitz)
-    4.000e+00
-    """
+    r"""Item 4: :math:`\sum_i \alpha_i(x)`."""
     return _combined(functions, _sum, _sum, _sum, _sum, _sum)
 
 
@@ -194,10 +156,6 @@ def concatenate_bilinear(smoothness: Sequence[Magnitude]) -> Magnitude:
     Valid: :math:`\sum_{ij} L_{ij}^2\|x_i\|^2\|u_j\|^2 \le \max L_{ij}^2\,\|x\|^2\|u\|^2` (the squares on
     :math:`L` are missing in the paper's proof, ERRATA 11). With one :math:`u` and m samples :math:`x_i` it is
     the batch; with one :math:`x` and several :math:`u_j`, the filters of a convolution.
-
-    >>> from surefoot.magnitude import Magnitude
-    >>> print(sf.paper.concatenate_bilinear([Magnitude.of(1.0), Magnitude.of(3.0)]))
-    3.000e+00
     """
     if not smoothness:
         raise ValueError("cannot concatenate an empty list of bilinear maps; give the smoothness of at least one")
@@ -226,9 +184,6 @@ def lemma_smooth(computations: Sequence[Smooth | tuple[Number, Number]]) -> Resu
 
     Returns:
         ℓ and L of the chain; the lemma gives no bound, so m is infinite.
-
-    >>> print(sf.paper.lemma_smooth([(1.0, 0.25), (1.0, 0.25)]).smoothness)
-    1.250e+00
     """
     lipschitz, smoothness = ZERO, ZERO
     records = [each if isinstance(each, Smooth) else Smooth.of(INFINITY, *each) for each in computations]
@@ -250,9 +205,6 @@ def corollary_restricted(
 
     The radii are one for all or one per computation, the constants those in both arguments jointly, and
     :math:`m_0` is the norm of the input.
-
-    >>> print(sf.paper.corollary_restricted([sf.paper.softplus(1)] * 2, radii=1.0, input_norm=1.0).bound)
-    4.387e+00
     """
     bound = Magnitude.of(input_norm)
     restricted = []
@@ -290,11 +242,6 @@ def lemma_smooth_gen(
         as_printed: the equation prints the last minimum with the radii swapped,
             :math:`L^{xx}R_u + L^{ux}R_x`, which is no upper bound (ERRATA 6). True repeats that, and flags
             the result if it makes a constant smaller than it may be; False takes the radii as above.
-
-    >>> from surefoot.magnitude import Magnitude
-    >>> product = sf.paper.Bivariate(*map(Magnitude.of, (9, 3, 3, 0, 1, 0, 0, 0, 0)))
-    >>> print(sf.paper.lemma_smooth_gen([product, product], radii=2.0, input_norm=1.0).lipschitz)
-    6.000e+00
     """
     bound, lipschitz, smoothness = Magnitude.of(input_norm), ZERO, ZERO
     flags = [computation.unsound for computation in computations]
@@ -320,21 +267,11 @@ def lemma_smooth_gen(
 
 @dataclass(frozen=True)
 class ObjectiveResult:
-    r"""The constants of :math:`F = h\circ\psi + r` by Proposition smoothobj.
+    r"""The constants of :math:`F = h\circ\psi + r` by Proposition smoothobj."""
 
-    Attributes:
-        restricted_lipschitz: :math:`\tilde\ell_h`.
-        smoothness: :math:`L_F`.
-        flags: why the numbers are not proved upper bounds; empty if they are.
-
-    >>> network = sf.paper.lemma_smooth([(1.0, 0.25)])
-    >>> print(sf.paper.objective(network, sf.paper.logistic_loss(classes=10)).restricted_lipschitz)
-    2.000e+00
-    """
-
-    restricted_lipschitz: Magnitude
-    smoothness: Magnitude
-    flags: tuple[str, ...] = ()
+    restricted_lipschitz: Magnitude  # :math:`\tilde\ell_h`
+    smoothness: Magnitude  # :math:`L_F`
+    flags: tuple[str, ...] = ()  # why the numbers are not proved upper bounds; empty if they are
 
 
 def objective(
@@ -356,10 +293,6 @@ def objective(
         regularizer_smoothness: :math:`L_r`.
         gradient_norm: :math:`\|\nabla h(z)\|` at any :math:`z \in \psi(C)`; the smallest is the best.
         diameter: D, see :func:`diameter_of_balls`.
-
-    >>> network = sf.paper.lemma_smooth([(1.0, 0.25)])
-    >>> print(sf.paper.objective(network, sf.paper.logistic_loss(classes=10)).smoothness)
-    2.500e+00
     """
     around = Magnitude.of(gradient_norm) + loss.smoothness * chain.lipschitz * diameter
     slope = minimum(loss.lipschitz, around)
@@ -368,9 +301,5 @@ def objective(
 
 
 def diameter_of_balls(radii: Sequence[Number]) -> Magnitude:
-    r"""The diameter :math:`D = 2(\sum_t R_t^2)^{1/2}` of a product of balls.
-
-    >>> print(sf.paper.diameter_of_balls([3.0, 4.0]))
-    1.000e+01
-    """
+    r"""The diameter :math:`D = 2(\sum_t R_t^2)^{1/2}` of a product of balls."""
     return stack([Magnitude.of(radius) for radius in radii]).norm() * 2.0

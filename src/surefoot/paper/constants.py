@@ -23,22 +23,14 @@ INFINITY, ZERO, ONE = Magnitude.infinity(), Magnitude.zero(), Magnitude.of(1.0)
 
 
 def merge_flags(*groups: Iterable[str]) -> tuple[str, ...]:
-    """Several groups of flags as one, in order of first appearance, each sentence once.
-
-    >>> merge_flags(("a", "b"), ("b", "c"))
-    ('a', 'b', 'c')
-    """
+    """Several groups of flags as one, in order of first appearance, each sentence once."""
     return tuple(dict.fromkeys(flag for group in groups for flag in group))
 
 
 class _OfNumbers:
     @classmethod
     def of(cls, *numbers: Number, unsound: tuple[str, ...] = (), **named: Number) -> Self:
-        """The record of plain numbers; what is left out has the default of its field.
-
-        >>> print(Smooth.of(lipschitz=1, smoothness=0.25).smoothness)
-        2.500e-01
-        """
+        """The record of plain numbers; what is left out has the default of its field."""
         record: Any = cls
         by_name = {name: Magnitude.of(number) for name, number in named.items()}
         result: Self = record(*map(Magnitude.of, numbers), **by_name, unsound=unsound)
@@ -50,94 +42,50 @@ class Smooth(_OfNumbers):
     r"""A function :math:`a \in \mathcal{C}_{m,\ell,L}` with its values at zero.
 
     What is left out is infinite, which is always a valid bound.
-
-    Attributes:
-        bound: :math:`m_a \ge \sup\|a\|`, infinite if unbounded or not printed.
-        lipschitz: :math:`\ell_a`, infinite if :math:`a` is not Lipschitz-continuous.
-        smoothness: :math:`L_a`, infinite where the paper says "not defined".
-        value_at_zero: :math:`\|a(0)\|_2`.
-        jacobian_at_zero: :math:`\|\nabla a(0)\|_{2,2}`.
-        unsound: see the module.
     """
 
-    bound: Magnitude = INFINITY
-    lipschitz: Magnitude = INFINITY
-    smoothness: Magnitude = INFINITY
-    value_at_zero: Magnitude = INFINITY
-    jacobian_at_zero: Magnitude = INFINITY
-    unsound: tuple[str, ...] = ()
+    bound: Magnitude = INFINITY  # :math:`m_a \ge \sup\|a\|`; infinite if unbounded or not printed
+    lipschitz: Magnitude = INFINITY  # :math:`\ell_a`
+    smoothness: Magnitude = INFINITY  # :math:`L_a`; infinite where the paper says "not defined"
+    value_at_zero: Magnitude = INFINITY  # :math:`\|a(0)\|_2`
+    jacobian_at_zero: Magnitude = INFINITY  # :math:`\|\nabla a(0)\|_{2,2}`
+    unsound: tuple[str, ...] = ()  # see the module
 
 
 @dataclass(frozen=True)
 class Biaffine(_OfNumbers):
-    r"""A bi-affine map :math:`b \in \mathcal{B}_{L,l^u,l^x}`; a part that is left out is absent from the map.
+    r"""A bi-affine map :math:`b \in \mathcal{B}_{L,l^u,l^x}`; a part that is left out is absent from the map."""
 
-    Attributes:
-        smoothness: :math:`L_b = \sup\|\beta(x,u)\| / (\|x\|\|u\|)`, the smoothness of the bilinear part.
-        lipschitz_parameters: :math:`l^u = \|\nabla_u b(0,0)\|`, the norm of :math:`\beta^u`.
-        lipschitz_state: :math:`l^x = \|\nabla_x b(0,0)\|`, the norm of :math:`\beta^x`.
-        value_at_zero: :math:`\|b(0,0)\|_2`, the norm of :math:`\beta^0`.
-        unsound: see the module.
-    """
-
-    smoothness: Magnitude
-    lipschitz_parameters: Magnitude = ZERO
-    lipschitz_state: Magnitude = ZERO
-    value_at_zero: Magnitude = ZERO
+    smoothness: Magnitude  # :math:`L_b = \sup\|\beta(x,u)\| / (\|x\|\|u\|)`, of the bilinear part
+    lipschitz_parameters: Magnitude = ZERO  # :math:`l^u = \|\nabla_u b(0,0)\|`, the norm of :math:`\beta^u`
+    lipschitz_state: Magnitude = ZERO  # :math:`l^x = \|\nabla_x b(0,0)\|`, the norm of :math:`\beta^x`
+    value_at_zero: Magnitude = ZERO  # :math:`\|b(0,0)\|_2`, the norm of :math:`\beta^0`
     unsound: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Bivariate:
-    r"""A function :math:`\varphi(x,u)` with one constant per argument, as in Lemma smooth_gen.
+    r"""A function :math:`\varphi(x,u)` with one constant per argument, as in Lemma smooth_gen."""
 
-    Attributes:
-        bound: :math:`m_\varphi`.
-        lipschitz_parameters: :math:`\ell^u_\varphi \ge \sup\|\nabla_u\varphi\|`.
-        lipschitz_state: :math:`\ell^x_\varphi \ge \sup\|\nabla_x\varphi\|`.
-        smoothness_parameters: :math:`L^{uu}_\varphi`.
-        smoothness_mixed: :math:`L^{xu}_\varphi = L^{ux}_\varphi` (equal: second derivatives commute).
-        smoothness_state: :math:`L^{xx}_\varphi`.
-        value_at_zero: :math:`\|\varphi(0,0)\|`.
-        jacobian_parameters_at_zero: :math:`\|\nabla_u\varphi(0,0)\|`.
-        jacobian_state_at_zero: :math:`\|\nabla_x\varphi(0,0)\|`.
-        unsound: see the module.
-
-    >>> from surefoot.magnitude import Magnitude
-    >>> product = sf.paper.Bivariate(*map(Magnitude.of, (9, 3, 3, 0, 1, 0, 0, 0, 0)))
-    >>> print(product.smoothness_mixed)
-    1.000e+00
-    """
-
-    bound: Magnitude
-    lipschitz_parameters: Magnitude
-    lipschitz_state: Magnitude
-    smoothness_parameters: Magnitude
-    smoothness_mixed: Magnitude
-    smoothness_state: Magnitude
-    value_at_zero: Magnitude
-    jacobian_parameters_at_zero: Magnitude
-    jacobian_state_at_zero: Magnitude
+    bound: Magnitude  # :math:`m_\varphi`
+    lipschitz_parameters: Magnitude  # :math:`\ell^u_\varphi \ge \sup\|\nabla_u\varphi\|`
+    lipschitz_state: Magnitude  # :math:`\ell^x_\varphi \ge \sup\|\nabla_x\varphi\|`
+    smoothness_parameters: Magnitude  # :math:`L^{uu}_\varphi`
+    smoothness_mixed: Magnitude  # :math:`L^{xu}_\varphi = L^{ux}_\varphi`: second derivatives commute
+    smoothness_state: Magnitude  # :math:`L^{xx}_\varphi`
+    value_at_zero: Magnitude  # :math:`\|\varphi(0,0)\|`
+    jacobian_parameters_at_zero: Magnitude  # :math:`\|\nabla_u\varphi(0,0)\|`
+    jacobian_state_at_zero: Magnitude  # :math:`\|\nabla_x\varphi(0,0)\|`
     unsound: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Computation:
-    r"""A layer :math:`\varphi_t(x,u) = a_{t,k}\circ\dots\circ a_{t,1}(b_t(x,u))`.
+    r"""A layer :math:`\varphi_t(x,u) = a_{t,k}\circ\dots\circ a_{t,1}(b_t(x,u))`."""
 
-    Attributes:
-        biaffine: the constants of :math:`b_t`.
-        nonlinear: the constants of :math:`a_{t,1}, \dots, a_{t,k}`, first applied first; may be empty.
-        name: what a table calls the layer.
-
-    >>> layer = sf.paper.Computation(sf.paper.fully_connected(), (sf.paper.relu(),), "first")
-    >>> layer.name, layer.unsound
-    ('first', ())
-    """
-
-    biaffine: Biaffine
-    nonlinear: tuple[Smooth, ...] = ()
-    name: str = ""
+    biaffine: Biaffine  # :math:`b_t`
+    nonlinear: tuple[Smooth, ...] = ()  # :math:`a_{t,1}, \dots, a_{t,k}`, first applied first
+    name: str = ""  # what a table calls the layer
 
     @property
     def unsound(self) -> tuple[str, ...]:
@@ -147,22 +95,12 @@ class Computation:
 
 @dataclass(frozen=True)
 class Result:
-    """Bound m, Lipschitz constant ℓ and smoothness L that a statement of the paper gives.
+    """What a statement of the paper gives."""
 
-    Attributes:
-        bound: m, infinite where the statement gives none.
-        lipschitz: ℓ.
-        smoothness: L.
-        flags: why the numbers are not proved upper bounds; empty if they are.
-
-    >>> print(sf.paper.lemma_smooth([(1.0, 0.25)]).smoothness)
-    2.500e-01
-    """
-
-    bound: Magnitude
-    lipschitz: Magnitude
-    smoothness: Magnitude
-    flags: tuple[str, ...] = ()
+    bound: Magnitude  # m; infinite where the statement gives none
+    lipschitz: Magnitude  # ℓ
+    smoothness: Magnitude  # L
+    flags: tuple[str, ...] = ()  # why the numbers are not proved upper bounds; empty if they are
 
 
 def radii_of(radii: Number | Sequence[Number], count: int) -> tuple[Magnitude, ...]:

@@ -41,9 +41,6 @@ def fully_connected(batch: int = 1) -> Biaffine:
 
     Section 5, item 2. The appendix ("Smoothness of fully-connected layer", "Batch of inputs") prints the
     same, with :math:`l^u = 1` for one sample. Both are attained.
-
-    >>> print(sf.paper.fully_connected(batch=4).lipschitz_parameters)
-    2.000e+00
     """
     return Biaffine(ONE, Magnitude.of(batch).sqrt())
 
@@ -68,10 +65,6 @@ def convolution(
         positions: output positions per filter. If given, :math:`l^u` is flagged only where it is below the
             constant that holds, :math:`\sqrt{m \cdot \text{positions}}` (ERRATA 2); if not, always.
         linear_part: which of the two printed constants to take for :math:`l^u`.
-
-    >>> layer = sf.paper.convolution(kernel=3, batch=4)
-    >>> print(layer.smoothness, layer.lipschitz_parameters, len(layer.unsound))
-    3.000e+00 6.000e+00 1
     """
     overlap = math.ceil(kernel / stride)
     factor = overlap if linear_part == "main text" else 1
@@ -81,11 +74,7 @@ def convolution(
 
 
 def relu() -> Smooth:
-    r"""ReLU: :math:`\ell = 1`, :math:`L` not defined (section 5, item 3; appendix "Activation functions").
-
-    >>> print(sf.paper.relu().lipschitz, sf.paper.relu().smoothness)
-    1.000e+00 ∞
-    """
+    r"""ReLU: :math:`\ell = 1`, :math:`L` not defined (section 5, item 3; appendix "Activation functions")."""
     return Smooth(INFINITY, ONE, INFINITY, ZERO, ONE)
 
 
@@ -93,9 +82,6 @@ def softplus(entries: int) -> Smooth:
     r"""Soft-plus :math:`\log(1+e^x)`: :math:`\ell = 1`, :math:`L = 1/4` (appendix "Activation functions").
 
     Both are the suprema. At zero: :math:`\|a(0)\| = \log 2\,\sqrt{\text{entries}}`, :math:`a'(0) = 1/2`.
-
-    >>> print(sf.paper.softplus(entries=10).smoothness)
-    2.500e-01
     """
     value = Magnitude.of(math.log(2.0)) * Magnitude.of(entries).sqrt()
     return Smooth(INFINITY, ONE, Magnitude.of(0.25), value, Magnitude.of(0.5))
@@ -106,9 +92,6 @@ def sigmoid(entries: int) -> Smooth:
 
     Loose: the supremum of :math:`|a''|` is :math:`\sqrt3/18 \approx 0.0962`. No bound is printed, so
     :math:`m = \infty` (:math:`\sqrt{\text{entries}}` holds).
-
-    >>> print(sf.paper.sigmoid(entries=10).lipschitz)
-    2.500e-01
     """
     value = Magnitude.of(entries).sqrt() / 2
     return Smooth(INFINITY, Magnitude.of(0.25), Magnitude.of(0.1), value, Magnitude.of(0.25))
@@ -127,9 +110,6 @@ def softmax(classes: int, batch: int = 1) -> Smooth:
     No bound is printed, so :math:`m = \infty` (:math:`\sqrt{\text{batch}}` holds). At zero every probability
     is 1/classes: :math:`\|a(0)\| = \sqrt{\text{batch}/\text{classes}}`,
     :math:`\|\nabla a(0)\| = 1/\text{classes}`.
-
-    >>> print(sf.paper.softmax(classes=10).smoothness)
-    4.000e+00
     """
     value = (Magnitude.of(batch) / classes).sqrt()
     return Smooth(INFINITY, Magnitude.of(2.0), Magnitude.of(4.0), value, ONE / classes)
@@ -139,9 +119,6 @@ def max_pool(kernel: int = 2, stride: int | None = None) -> Smooth:
     r"""Max-pooling: :math:`\ell = 1`, :math:`L` not defined (section 5, item 5; appendix "Pooling layers").
 
     Valid for disjoint patches, the paper's "patches do not coincide"; flagged when ``stride < kernel``.
-
-    >>> sf.paper.max_pool(3, stride=3).unsound, len(sf.paper.max_pool(3, stride=2).unsound)
-    ((), 1)
     """
     overlaps = stride is not None and stride < kernel
     return Smooth(INFINITY, ONE, INFINITY, ZERO, ONE, (OVERLAPPING_MAX_POOL,) if overlaps else ())
@@ -152,9 +129,6 @@ def average_pool() -> Smooth:
 
     Loose: :math:`1/k` for disjoint k×k patches. Valid with overlap too: the matrix has row sums 1 and column
     sums at most :math:`\lceil k/s\rceil^2/k^2 \le 1`, and the norm is at most the root of their product.
-
-    >>> print(sf.paper.average_pool().smoothness)
-    0
     """
     return Smooth(INFINITY, ONE, ZERO, ZERO, ONE)
 
@@ -181,9 +155,6 @@ def batch_norm(
         smoothness: which of the two printed constants to take for L.
         positions: those of an image that are counted neither in δ nor in m. The tensor then has δm · positions
             entries, whose squares add up to as much, and δm is flagged where it is below the root of that.
-
-    >>> print(sf.paper.batch_norm(features=3, batch=128, epsilon=100.0).lipschitz)
-    2.000e-01
     """
     flags = (UNCOUNTED_POSITIONS,) if positions > features * batch else ()
     root = (ONE / epsilon).sqrt()
@@ -204,10 +175,6 @@ def residual(biaffine: Biaffine, nonlinear: tuple[Smooth, ...]) -> tuple[Biaffin
 
     :math:`l^x + 1` is valid, the added part being a permutation of norm 1; loose: for :math:`l^x = l`,
     :math:`(l + \sqrt{l^2 + 4})/2` holds. A finite :math:`1 + m_a` is not a bound (ERRATA 14) and is flagged.
-
-    >>> layer, functions = sf.paper.residual(sf.paper.fully_connected(), (sf.paper.relu(),))
-    >>> print(layer.lipschitz_state, functions[0].lipschitz)
-    1.000e+00 1.000e+00
     """
     functions = tuple(
         replace(
@@ -237,9 +204,6 @@ def implicit_function(
         strong_convexity: :math:`\mu > 0`, of :math:`f(\alpha, \cdot)` for every :math:`\alpha`.
         hessian_lipschitz: :math:`H_f`.
         value_at_zero: :math:`\|g(0)\|`, which the paper does not print; infinity if not known.
-
-    >>> print(sf.paper.implicit_function(2.0, 1.0, 1.0, value_at_zero=0.0).smoothness)
-    9.000e+00
     """
     slope = Magnitude.of(gradient_lipschitz) / strong_convexity
     curvature = Magnitude.of(hessian_lipschitz) / strong_convexity * (1.0 + slope) ** 2

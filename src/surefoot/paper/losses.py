@@ -35,9 +35,6 @@ def square_loss(radius: Number, label_radius: Number) -> PrintedLoss:
     Args:
         radius: :math:`\rho_C`, the largest norm of the predictions; infinite for the whole space.
         label_radius: :math:`\rho_Y`, the largest norm of the labels.
-
-    >>> print(sf.paper.square_loss(radius=3.0, label_radius=1.0).lipschitz)
-    4.000e+00
     """
     labels = Magnitude.of(label_radius)
     return PrintedLoss(Magnitude.of(radius) + labels, Magnitude.of(1.0), labels)
@@ -55,9 +52,6 @@ def logistic_loss(classes: int, marked: int = 1) -> PrintedLoss:
     Args:
         classes: q, the number of classes.
         marked: r, the number of ones in the label.
-
-    >>> print(sf.paper.logistic_loss(classes=10).smoothness)
-    2.000e+00
     """
     if not 0 <= marked <= classes:
         raise ValueError(
@@ -76,9 +70,6 @@ def convex_clustering(points: int) -> PrintedLoss:
     for :math:`n > 3` it is loose, :math:`n\sqrt{(n-1)/2}` holds (ERRATA 8):
     :math:`\sum_{i<j}\|y_i-y_j\| \le \sqrt{n(n-1)/2}\,(\sum_{i<j}\|y_i-y_j\|^2)^{1/2}` and the last factor is
     at most :math:`\sqrt n\,\|y\|`. At zero the minimiser is zero, and so is the gradient.
-
-    >>> print(sf.paper.convex_clustering(points=4).lipschitz)
-    6.000e+00
     """
     slope = Magnitude.of(points * (points - 1) / 2)
     flags = (TWO_CLUSTERED_POINTS,) if points == 2 else ()
@@ -91,9 +82,6 @@ def supervised(losses: Sequence[PrintedLoss]) -> PrintedLoss:
     Appendix "Supervised objectives", which says that only the constants of each :math:`h_i` are needed and
     points to Lemma smooth_elt_wise: this is its item 2 for :math:`h_i/n`. With equal constants
     :math:`\ell = \ell_i/\sqrt n` (ERRATA 12).
-
-    >>> print(sf.paper.supervised([sf.paper.logistic_loss(classes=10)] * 4).lipschitz)
-    1.000e+00
     """
     count = len(losses)
     if count == 0:

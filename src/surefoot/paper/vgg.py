@@ -53,41 +53,19 @@ _Print = Literal["main text", "appendix"]
 
 @dataclass(frozen=True)
 class Reading:
-    """A choice for each detail that the paper leaves open, or prints in two ways.
-
-    Attributes:
-        name: what a table calls it.
-        soft_max: whether the soft-max of the last layer is part of the network.
-        linear_part: l^u of a convolution: √m⌈k/s⌉ (main text), √m (appendix), or √(m·positions), which holds.
-        normalised_over: what batch-normalisation counts as δ and m for images: channels × positions and the
-            batch; channels and the batch; or channels and batch × positions, which is the usual operation.
-        normalisation_smoothness: L of batch-normalisation as in the main text or as in the appendix.
-
-    >>> sf.paper.vgg(reading=sf.paper.Reading(soft_max=False))[-1].nonlinear
-    ()
-    """
+    """A choice for each detail that the paper leaves open, or prints in two ways."""
 
     name: str = "as printed"
-    soft_max: bool = True
+    soft_max: bool = True  # whether the soft-max of the last layer is part of the network
+    # l^u of a convolution: √m⌈k/s⌉ (main text), √m (appendix), or √(m·positions), which holds
     linear_part: Literal["main text", "appendix", "proved"] = "main text"
+    # what batch-normalisation counts as δ and m for images: channels × positions and the batch; channels and the
+    # batch; or channels and batch × positions, which is the usual operation
     normalised_over: _Over = "every entry"
-    normalisation_smoothness: _Print = "main text"
+    normalisation_smoothness: _Print = "main text"  # L of batch-normalisation as there or as in the appendix
 
 
 AS_PRINTED = Reading()
-
-
-def _convolution(side: int, batch: int, reading: Reading) -> Biaffine:
-    if reading.linear_part == "proved":
-        return Biaffine.of(3.0, Magnitude.of(batch * side**2).sqrt())
-    return printed.convolution(3, 1, batch, side**2, reading.linear_part)
-
-
-def _normalisation(side: int, channels: int, batch: int, epsilon: float, reading: Reading) -> Smooth:
-    features = channels * side**2 if reading.normalised_over == "every entry" else channels
-    samples = batch * side**2 if reading.normalised_over == "images" else batch
-    left_out = side**2 if reading.normalised_over == "channels" else 1
-    return printed.batch_norm(features, samples, epsilon, reading.normalisation_smoothness, left_out)
 
 
 def _network(batch: int, reading: Reading, smooth: bool, epsilon: float | None) -> tuple[Computation, ...]:
@@ -95,14 +73,21 @@ def _network(batch: int, reading: Reading, smooth: bool, epsilon: float | None) 
     layers: list[Computation] = []
     for side, filters, count in _STAGES:
         for position in range(1, count + 1):
-            functions = [printed.softplus(batch * filters * side**2) if smooth else printed.relu()]
+            functions: list[Smooth] = [printed.softplus(batch * filters * side**2) if smooth else printed.relu()]
             if position == count:
                 functions.append(printed.average_pool() if smooth else printed.max_pool(2, 2))
             if epsilon is not None:
                 left = side // 2 if position == count else side
-                functions.append(_normalisation(left, filters, batch, epsilon, reading))
-            name = f"conv {len(layers) + 1}"
-            layers.append(Computation(_convolution(side, batch, reading), tuple(functions), name))
+                features = filters * left**2 if reading.normalised_over == "every entry" else filters
+                samples = batch * left**2 if reading.normalised_over == "images" else batch
+                left_out = left**2 if reading.normalised_over == "channels" else 1
+                curvature = reading.normalisation_smoothness
+                functions.append(printed.batch_norm(features, samples, epsilon, curvature, left_out))
+            if reading.linear_part == "proved":
+                product = Biaffine.of(3.0, Magnitude.of(batch * side**2).sqrt())
+            else:
+                product = printed.convolution(3, 1, batch, side**2, reading.linear_part)
+            layers.append(Computation(product, tuple(functions), f"conv {len(layers) + 1}"))
     for index, width in enumerate(FULLY_CONNECTED, start=len(layers) + 1):
         activation = printed.softplus(batch * width) if smooth else printed.relu()
         layers.append(Computation(printed.fully_connected(batch), (activation,), f"full {index}"))
@@ -112,54 +97,30 @@ def _network(batch: int, reading: Reading, smooth: bool, epsilon: float | None) 
 
 
 def vgg(batch: int = 128, reading: Reading = AS_PRINTED) -> tuple[Computation, ...]:
-    """The 16 layers of VGG: ReLU and max-pooling.
-
-    >>> len(sf.paper.vgg(batch=1))
-    16
-    """
+    """The 16 layers of VGG: ReLU and max-pooling."""
     return _network(batch, reading, smooth=False, epsilon=None)
 
 
 def smooth_vgg(batch: int = 128, reading: Reading = AS_PRINTED) -> tuple[Computation, ...]:
-    """The 16 layers of smooth VGG: soft-plus and average pooling.
-
-    >>> print(sf.paper.smooth_vgg()[0].nonlinear[0].smoothness)
-    2.500e-01
-    """
+    """The 16 layers of smooth VGG: soft-plus and average pooling."""
     return _network(batch, reading, smooth=True, epsilon=None)
 
 
 def batch_norm_vgg(epsilon: float, batch: int = 128, reading: Reading = AS_PRINTED) -> tuple[Computation, ...]:
-    """Smooth VGG with a batch-normalisation at the end of each convolutional layer.
-
-    >>> print(sf.paper.batch_norm_vgg(epsilon=100.0)[0].nonlinear[-1].lipschitz)
-    2.000e-01
-    """
+    """Smooth VGG with a batch-normalisation at the end of each convolutional layer."""
     return _network(batch, reading, smooth=True, epsilon=epsilon)
 
 
 @dataclass(frozen=True)
 class BatchNormComparison:
-    """Smooth VGG with and without batch-normalisation.
-
-    Attributes:
-        epsilon: ε.
-        reading: the reading of the constants.
-        keep_value_at_zero: whether ‖a(0)‖ is kept in Algorithm 4.
-        smooth: the network without batch-normalisation.
-        normalised: the network with it.
-        active_bounds: at how many of the 13 layers the bound δm of batch-normalisation is the smaller one.
-
-    >>> sf.paper.application().batch_norm[0].increases  # for ε = 0.01, as the paper says
-    (True, True)
-    """
+    """Smooth VGG with and without batch-normalisation."""
 
     epsilon: float
-    reading: Reading
-    keep_value_at_zero: bool
-    smooth: Result
-    normalised: Result
-    active_bounds: int
+    reading: Reading  # of the constants
+    keep_value_at_zero: bool  # whether ‖a(0)‖ is kept in Algorithm 4
+    smooth: Result  # the network without batch-normalisation
+    normalised: Result  # the network with it
+    active_bounds: int  # at how many of the 13 layers the bound δm of batch-normalisation is the smaller one
 
     @property
     def increases(self) -> tuple[bool, bool]:
@@ -170,29 +131,15 @@ class BatchNormComparison:
 
 @dataclass(frozen=True)
 class Application:
-    """Every number of section 5.
+    """Every number of section 5."""
 
-    Attributes:
-        vgg: VGG as printed; L is infinite, since ReLU has none.
-        smooth_dropped: smooth VGG without ‖a(0)‖, the reading in which the paper's claim holds; not a bound.
-        smooth_kept: smooth VGG with Algorithm 4 as printed.
-        relative_difference: |ℓ_VGG - ℓ_smooth| / ℓ_VGG with ‖a(0)‖ dropped; the paper says at most 1e-4.
-        factor: ℓ_smooth / ℓ_VGG with ‖a(0)‖ kept.
-        readings: ℓ_VGG and its flags in each reading.
-        batch_norm: the comparisons, for each ε, with ‖a(0)‖ dropped and kept, in each reading.
-
-    >>> for name, result in sf.paper.application().readings[:2]:
-    ...     print(result.lipschitz, name)
-    1.628e+12 as printed
-    8.138e+11 without the soft-max
-    """
-
-    vgg: Result
-    smooth_dropped: Result
-    smooth_kept: Result
-    relative_difference: float
-    factor: float
-    readings: tuple[tuple[str, Result], ...]
+    vgg: Result  # VGG as printed; L is infinite, since ReLU has none
+    smooth_dropped: Result  # smooth VGG without ‖a(0)‖, the reading in which the paper's claim holds; not a bound
+    smooth_kept: Result  # smooth VGG with Algorithm 4 as printed
+    relative_difference: float  # |ℓ_VGG - ℓ_smooth| / ℓ_VGG with ‖a(0)‖ dropped; the paper says at most 1e-4
+    factor: float  # ℓ_smooth / ℓ_VGG with ‖a(0)‖ kept
+    readings: tuple[tuple[str, Result], ...]  # ℓ_VGG and its flags in each reading
+    # the comparisons, for each ε, with ‖a(0)‖ dropped and kept, in each reading
     batch_norm: tuple[BatchNormComparison, ...]
 
 

@@ -7,7 +7,8 @@ its inputs, and so a program becomes one of value and gradient.
 * ``ir``: programs and their nodes.
 * ``primitives``: all that a node can be, how it is run and transposed; ``scalars``: functions of each entry.
 * ``builder``: writing a program node by node; ``symbol``: arithmetic on nodes as on tensors.
-* ``tracing``: a model as a program; ``decompositions``, ``layers``: operations of torch in terms of primitives.
+* ``tracing``: a model as a program; ``decompositions``, ``layout``, ``layers``: operations of torch in
+  terms of primitives.
 * ``transpose``: from a program of a value to one of the value and its gradient.
 * ``fusion``: formulas that are written out, as what they are.
 * ``capturing``: the program of a model, once per model and shape; ``fingerprint``: whether it is still the same;

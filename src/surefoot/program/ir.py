@@ -24,7 +24,7 @@ class Node:
         options: static arguments of the primitive by name, all hashable.
         shape: its shape.
         dtype: the element type in which the model computes it.
-        path: the path of the module that computes it, ``""`` for the objective.
+        path: the path of the module that computes it, ``"objective"`` for that.
     """
 
     index: int

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from surefoot.errors import CaptureError, UnsupportedOperation
-from surefoot.program.decompositions import rule, symbol_of
+from surefoot.program.decompositions import RULES, rule, symbol_of
 from surefoot.program.symbol import Symbol
 
 _MASKED = -1e30  # at and below, an entry of a mask that is added stands for minus infinity
@@ -40,8 +40,6 @@ def unmasked(x: Symbol) -> tuple[Symbol, Symbol | None]:
             inners = [inner for inner, _ in parts]
             masks = [p.lift(torch.ones(p.shape)) if mask is None else mask for p, mask in parts]
             return inners[0].emit(name, *inners[1:], **options), masks[0].emit(name, *masks[1:], **options)
-    if name in ("add", "mul"):
-        pass
     if name == "add":
         parts = [unmasked(term) for term in operands]
         masks = [mask for _, mask in parts if mask is not None]
@@ -167,9 +165,9 @@ def _batch_norm(x: Any, weight: Any, bias: Any, *arguments: Any) -> tuple[Any, .
     return _affine(z, weight, bias, wide), None, None, None, None
 
 
-@rule("_batch_norm_no_update", "_native_batch_norm_legit_no_training")
-def _batch_norm_eval(x: Any, weight: Any, bias: Any, mean: Any, variance: Any, momentum: float, eps: float) -> Any:
-    return _batch_norm(x, weight, bias, mean, variance, False, momentum, eps)
+RULES["_native_batch_norm_legit_no_training"] = lambda x, weight, bias, mean, variance, momentum, eps: _batch_norm(
+    x, weight, bias, mean, variance, False, momentum, eps
+)
 
 
 @rule("_fused_rms_norm")
@@ -439,27 +437,25 @@ def _distances(a: Any, b: Any, order: float, *_: Any) -> Symbol:
     return _vector_norm(a.reshape(rows) - b.reshape(columns), order, -1)
 
 
-@rule("huber_loss")
-def _huber_loss(x: Any, y: Any, reduction: int = 1, delta: float = 1.0) -> Symbol:
-    return _reduced((symbol_of(x, y).lift(x) - y).scalar("huber", delta), reduction)
+def _loss(losses: Any) -> Any:
+    """A loss of the differences of two tensors, with a reduction."""
+
+    def computed(x: Any, y: Any, reduction: int = 1, *parameters: float) -> Symbol:
+        return _reduced(losses(symbol_of(x, y).lift(x) - y, *parameters), reduction)
+
+    return computed
 
 
-@rule("smooth_l1_loss")
-def _smooth_l1_loss(x: Any, y: Any, reduction: int = 1, beta: float = 1.0) -> Symbol:
-    difference = symbol_of(x, y).lift(x) - y
-    if beta == 0:
-        return _reduced(difference.scalar("abs"), reduction)
-    return _reduced(difference.scalar("huber", beta).scale(1 / beta), reduction)
+def _smooth(x: Symbol, beta: float = 1.0) -> Symbol:
+    return x.scalar("huber", beta).scale(1 / beta) if beta else x.scalar("abs")
 
 
-@rule("mse_loss")
-def _mse_loss(x: Any, y: Any, reduction: int = 1) -> Symbol:
-    return _reduced((symbol_of(x, y).lift(x) - y).scalar("square"), reduction)
-
-
-@rule("l1_loss")
-def _l1_loss(x: Any, y: Any, reduction: int = 1) -> Symbol:
-    return _reduced((symbol_of(x, y).lift(x) - y).scalar("abs"), reduction)
+RULES |= {
+    "mse_loss": _loss(lambda x: x.scalar("square")),
+    "l1_loss": _loss(lambda x: x.scalar("abs")),
+    "huber_loss": _loss(lambda x, delta=1.0: x.scalar("huber", delta)),
+    "smooth_l1_loss": _loss(_smooth),
+}
 
 
 @rule("binary_cross_entropy_with_logits")

@@ -11,7 +11,8 @@ is made of primitives too, so a program and its transpose are written in one lan
 * ``selection``: the entries of a tensor that are chosen by the order of their values.
 
 Options are static and hashable, dimensions are counted from 0 and sorted. Index tensors and masks are nodes of the
-primitive ``constant``.
+primitive ``constant``. The factor of ``scale`` is a rounded number where a model divides by one, or takes a mean:
+it is then within half a unit in its last place of the true factor.
 """
 
 from __future__ import annotations

@@ -26,10 +26,11 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from surefoot.errors import CaptureError, UnsupportedOperation
 from surefoot.program.builder import Builder
 from surefoot.program.checks import select_outputs, with_gradients
-from surefoot.program.decompositions import MOVES, RULES, moved, scattered
+from surefoot.program.decompositions import RULES
 from surefoot.program.faithful import Witness, custom_functions, refuse_assigned
 from surefoot.program.fusion import fuse
 from surefoot.program.ir import Program
+from surefoot.program.layout import MOVES, moved, scattered
 from surefoot.program.refusals import AUTOCAST, DATA, KEEP_ALL, NO_VALUES, SHAPES, SIZES, translated
 from surefoot.program.symbol import Symbol
 from surefoot.torch_private import (
@@ -44,6 +45,7 @@ from surefoot.torch_private import (
     storage_of,
     tree_leaves,
     tree_map,
+    without_onednn,
 )
 
 Place = tuple[int, tuple[int, ...], tuple[int, ...]]  # offset, shape and strides of a tensor in its storage
@@ -146,7 +148,7 @@ def traced(
         named = {name: tracer.data(name, value) for name, value in kwargs.items()}
         with _as_if_alone(model, builder.device), _paths(model, builder, owned), tracer, python_dispatcher():
             result = functional_call(model, owned, inputs, named)
-            builder.path = ""
+            builder.path = "objective"
             outputs = select_outputs(result if objective is None else objective(result))
     except UnsupportedOperation:
         raise
@@ -172,6 +174,7 @@ def _as_if_alone(model: nn.Module, device: torch.device) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(with_gradients())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.enter_context(without_onednn())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         if torch.get_default_device().type == "meta":

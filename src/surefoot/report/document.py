@@ -26,15 +26,14 @@ def run_document(optimizer: Any) -> dict[str, Any]:
     """A run of an optimizer with a history: its steps, which of them were proved, and what follows from all."""
     steps = []
     for number, record in enumerate(optimizer.history):
-        proved = getattr(record, "proved_decrease", getattr(record, "promised_decrease", None))
         steps.append(
             {
                 "step": number,
                 "loss": record.loss,
                 "gradient_norm": record.gradient_norm,
                 "step_size": record.step_size,
-                "proved_decrease": proved,
-                "decrease": getattr(record, "decrease", getattr(record, "actual_decrease", None)),
+                "proved_decrease": record.proved_decrease,
+                "decrease": record.decrease,
                 "note": record.note,
             }
         )

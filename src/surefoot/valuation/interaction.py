@@ -1,9 +1,8 @@
 r"""Do the samples of a batch meet in a model? Then its objective on all data is no mean over batches.
 
-Where every operation is known to compute each row of its result from the same row of what it reads, they do not.
-Elsewhere the model is asked. Let a and b be the first and the last rows of a batch, as many of each, and
-:math:`S(a, b)` a sum over the outputs of something. If outputs are computed sample by sample, wherever in the
-batch these are,
+Where labels of samples say so (:func:`surefoot.program.interacting`), they do not. Elsewhere the model is asked.
+Let a and b be the first and the last rows of a batch, as many of each, and :math:`S(a, b)` a sum over outputs of
+something. If outputs are computed sample by sample, wherever in the batch these are,
 
 .. math:: S(a, b) = S(b, a), \qquad S(a, b) + S(b, a) = S(a, a) + S(b, b).
 
@@ -19,11 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.batches import tensors_of
-from surefoot.calculus.leaves import captured
 from surefoot.errors import EvaluationError
-from surefoot.graph.nodes import in_double
-from surefoot.operations.evaluation import evaluate_in_double
-from surefoot.valuation.samples import are_apart
+from surefoot.program import Program, capture, interacting, trace, values_of
+from surefoot.program.checks import as_inputs
 
 _SMALL = 1e-7  # a relative difference that may be round-off
 
@@ -42,16 +39,11 @@ def refuse_interaction(model: nn.Module, x: Any, y: Tensor) -> None:
     tensors, count = tensors_of(x), len(y) if y.dim() else 1
     if count < 2 or len(tensors[0]) != count or any(tensor.is_meta for tensor in model.parameters()):
         return
-    graph, values = captured(model, x)
-    rows = {leaf.name: value for leaf, value in zip(graph.inputs, tensors, strict=True) if len(value) == count}
-    moving = set(rows)
-    for node in graph.nodes:
-        if moving.intersection(node.inputs):
-            moving.add(node.name)
-    dependent = tuple(node for node in graph.nodes if node.name in moving)
-    others = {name for node in dependent for name in node.inputs} - moving
-    by_place = any(graph.numel(name) % count == 0 for name in others)  # maybe with a number for each place
-    if not by_place and are_apart(graph, dependent, moving, count):
+    program = capture(model, x)
+    args, kwargs = as_inputs(x)
+    named = {"x" if len(args) == 1 else f"x.{k}": value for k, value in enumerate(args)} | kwargs
+    rows = {name: 0 for name, value in named.items() if len(value) == count and name in program.inputs}
+    if len(rows) == len(named) and not _by_place(program, rows, count) and interacting(program, rows) is None:
         return
     half = count // 2
     first, middle, last = torch.arange(count).split([half, count - 2 * half, half])
@@ -59,9 +51,14 @@ def refuse_interaction(model: nn.Module, x: Any, y: Tensor) -> None:
     @torch.no_grad()
     def total(*parts: Tensor) -> float:
         order = torch.cat([parts[0], middle, parts[1]])
-        moved = {name: value[order.to(value.device)] for name, value in rows.items()}
-        outputs = evaluate_in_double(graph, {k: in_double(value) for k, value in (values | moved).items()})
-        return sum(float(out.square().sum() if out.dim() else out) for out in outputs if out.is_floating_point())
+        move = lambda value: value[order.to(value.device)] if len(value) == count else value  # noqa: E731
+        moved = tuple(map(move, args)), {name: move(value) for name, value in kwargs.items()}
+        other = (
+            program if len(rows) == len(named) else trace(model, moved[0], kwargs=moved[1])
+        )  # ids are constants
+        batch = moved[1] or moved[0]
+        values = {name: value.double() for name, value in values_of(other, model, batch).items()}
+        return sum(float(out.square().sum() if out.dim() else out) for out in other.results(values))
 
     plain, turned, twice, other = total(first, last), total(last, first), total(first, first), total(last, last)
     size = sum(map(abs, (plain, turned, twice, other)))
@@ -71,3 +68,10 @@ def refuse_interaction(model: nn.Module, x: Any, y: Tensor) -> None:
             "place, so that the objective of all data is not a mean over batches. Pass all data as one batch, or "
             "a list of batches, each of which then counts as it is"
         )
+
+
+def _by_place(program: Program, rows: dict[str, int], count: int) -> bool:
+    """Whether samples meet something that may have a number for each place in the batch."""
+    dependent = program.depends(rows)
+    met = {k for node in program.nodes if dependent[node.index] for k in node.inputs if not dependent[k]}
+    return any(program.nodes[k].shape.numel() % count == 0 for k in met)

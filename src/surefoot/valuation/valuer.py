@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +18,7 @@ from surefoot.valuation.propagation import Errors, errors, forward_errors
 from surefoot.valuation.single import is_exact_here
 from surefoot.valuation.slopes import Slopes, slopes_of
 from surefoot.valuation.tape import Tape, tape_of
+from surefoot.value import Evaluation, InfiniteValue
 
 # How far parameters may move, relative to their norms, before slopes are asked for anew.
 _WIDEST, _LEAST = 1.0, 0.01
@@ -27,43 +27,6 @@ _HOPELESS = 64.0
 _PLENTY = 2.0**-4  # of an error that is enough: what forward mode has to reach before passes are light again
 _PREVAIL = 2.0**6  # errors of second order, over those of first: from there on long chains are looked for
 _AMPLE = 2.0**-8  # likewise, before it need not keep samples apart
-
-
-class InfiniteValue(EvaluationError):
-    """A value that is not finite: too far away, or wrong data."""
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The value of a function in exact arithmetic, at the weights as they are stored.
-
-    Attributes:
-        value: as computed, in double precision.
-        error: how far the exact value may be from it.
-
-    >>> from surefoot.valuation.valuer import Evaluation
-    >>> found = Evaluation(0.5, 1e-14)
-    >>> found.lower < 0.5 < found.upper
-    True
-    >>> print(found)
-    0.5 ± 1.0e-14
-    """
-
-    value: float
-    error: float
-
-    @property
-    def lower(self) -> float:
-        """A number that the exact value is not below."""
-        return math.nextafter(self.value - self.error, -math.inf)
-
-    @property
-    def upper(self) -> float:
-        """A number that the exact value is not above."""
-        return math.nextafter(self.value + self.error, math.inf)
-
-    def __str__(self) -> str:
-        return f"{self.value:.17g} ± {self.error * (1 + 1e-2):.1e}"
 
 
 class Valuer:

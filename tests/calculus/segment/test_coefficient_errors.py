@@ -145,7 +145,7 @@ def test_promises_are_kept_by_weights_as_stored() -> None:
         before = Fraction(model.weight.item())
         optimizer.step(x, y)
         after, target = Fraction(model.weight.item()), Fraction(y.item())
-        promise = optimizer.history[-1].promised_decrease
+        promise = optimizer.history[-1].proved_decrease
         assert promise is not None
         kept += promise > 0
         assert ((before - target) ** 2 - (after - target) ** 2) / 2 >= Fraction(promise)
