@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,6 +67,13 @@ class Point:
         return self._spectral
 
 
+class Weighted(NamedTuple):
+    """The norm of a Jacobian with rows times these factors."""
+
+    factors: Tensor
+    norm: float
+
+
 def fibre(x: Tensor) -> Tensor:
     """Euclidean norms along the last dimension; of one number, its absolute value."""
     return torch.linalg.vector_norm(x, dim=-1) if x.dim() else x.abs()
@@ -97,6 +105,7 @@ class Centre:
         points: the tensors.
         rules: those of fused primitives, by node.
         masks: which entries are selected, by node.
+        weighted: norms of Jacobians with weights, by what they are for; see :mod:`surefoot.bounds.jacobians`.
         curved: the nodes of the value with a second derivative.
         needed: the nodes that have points: what the gradient and the costates of curved operations depend on.
 
@@ -109,6 +118,7 @@ class Centre:
         self.program, self.variables = program, tuple(variables)
         self.points, self.rules = list[Point](), dict[int, fused.Rule]()
         self.masks: dict[int, Tensor] = {}
+        self.weighted: dict[tuple[str, int, int], Weighted] = {}
         self.moves = program.depends(self.variables)
         self._convolved: dict[tuple[int, int], float] = {}
         self.curved = [k for k in program.costates if self._is_curved(program.nodes[k])]

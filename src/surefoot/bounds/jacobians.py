@@ -5,6 +5,10 @@ gradient the last ones are the second derivative. Kept are norms: of each row, o
 the last dimension), of the whole. So a part of the unit vectors is pushed at a time, and of a Jacobian its part is
 dropped as soon as all that read it are done: squares of rows and Gram matrices add up over the parts.
 
+Tensors that are bent or multiplied meet rows with factors that are known but for what moves, such as
+:math:`|f''(v)|\,\|X_i\|`. The norms of the Jacobians with these factors are far below the largest factor times the
+norm, so they are computed in a second pass.
+
 The norm of the whole is that of the Gram matrix of the smaller side if that is affordable; if only a part of the
 unit vectors is at hand and there are many entries, the root of the sum of the squares of the norms of the parts.
 """
@@ -12,12 +16,14 @@ unit vectors is at hand and there are many entries, the root of the sum of the s
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from surefoot.bounds.centre import SAME_NORM, UNIT, Centre, Unbounded, additive, fibre
+from surefoot.bounds.centre import SAME_NORM, UNIT, Centre, Unbounded, Weighted, additive, fibre
+from surefoot.bounds.scalars import bounds
 from surefoot.norms import frobenius_norm, norm_of_gram, spectral_norm
 from surefoot.norms.hermitian import eigenvalue_bounds, gamma, product_error
 from surefoot.program import Node
@@ -50,14 +56,73 @@ class Jacobians:
         self.grams: dict[int, Tensor] = {}
         self.totals: dict[int, float] = {}
         self.fibre_grams: dict[int, Tensor] = {}
+        self.weighted_grams: dict[tuple[str, int, int], Tensor] = {}
+        self.weighted_totals: dict[tuple[str, int, int], float] = {}
         width = max(1, min(self.size, int(_ONCE / max(1, self._live()))))
         parts = -(-self.size // width)
         width = -(-self.size // parts)
-        self.hessian = torch.cat([self._push(start, width) for start in range(0, self.size, width)])
+        starts = range(0, self.size, width)
+        self.hessian = torch.cat([self._push(start, width, self._gather) for start in starts])
         if not bool(torch.isfinite(self.hessian).all()):
             raise Unbounded("the second derivative at the weights is not finite")
         for node in self.order:
             self._finish(node)
+        self.requests = self._all_requests()
+        if self.requests:
+            for start in starts:
+                self._push(start, width, self._weigh)
+            self._finish_weighted()
+
+    def _all_requests(self) -> dict[int, list[tuple[tuple[str, int, int], Tensor]]]:
+        """The factors for each tensor, and what for: how the derivatives of scalar functions and of products entry
+        by entry turn, and the terms of the third derivative.
+        """
+        requests: dict[int, list[tuple[tuple[str, int, int], Tensor]]] = {}
+        points, costates = self.centre.points, self.program.costates
+
+        def ask(k: int, name: str, z: int, factors: Tensor) -> None:
+            if bool(torch.isfinite(factors).all()) and bool(factors.any()) and k not in self.starts:
+                requests.setdefault(k, []).append(((name, z, k), factors))
+
+        for node in self.order:
+            if node.primitive.kind == "scalar":
+                (k,), function = node.inputs, node.options["function"]
+                x = points[k]
+                second, third = (bounds(function, order, x.value, x.value) for order in (2, 3))
+                ask(k, "turn", node.index, second * x.rows)
+                if node.index in costates and node.index in self.centre.curved:
+                    costate = points[costates[node.index]]
+                    ask(k, "cubic", node.index, (costate.value.abs() * third * x.rows).sqrt())
+                    ask(k, "mixed", node.index, (second * costate.rows).sqrt())
+            elif node.primitive.name == "mul":
+                for k, other in (node.inputs, node.inputs[::-1]):
+                    if self.centre.moves[k]:
+                        ask(k, "mul", node.index, points[other].rows)
+                    factor = self.program.nodes[k]
+                    if factor.primitive.kind == "scalar" and self.centre.moves[k]:
+                        inner = points[factor.inputs[0]]
+                        turn = bounds(factor.options["function"], 2, inner.value, inner.value) * inner.rows
+                        ask(factor.inputs[0], "bent", node.index, points[other].value.abs() * turn)
+        return requests
+
+    def _weigh(self, node: Node, tangent: Tensor) -> None:
+        for key, factors in self.requests.get(node.index, ()):
+            flat = tangent.flatten(1) * factors.reshape(-1)
+            if flat.shape[1] <= min(_SIDE, self.size):
+                self.weighted_grams[key] = self.weighted_grams.get(key, 0.0) + flat.mT @ flat
+                continue
+            small = min(flat.shape) ** 2 * max(flat.shape) <= _COSTLY
+            norm = spectral_norm(flat) if small else frobenius_norm(flat)
+            self.weighted_totals[key] = self.weighted_totals.get(key, 0.0) + norm**2 * (1 + 2.0**-50)
+
+    def _finish_weighted(self) -> None:
+        for asked in self.requests.values():
+            for key, factors in asked:
+                if key in self.weighted_grams:
+                    norm = norm_of_gram(self.weighted_grams.pop(key), self.size) or math.inf
+                else:
+                    norm = math.sqrt(self.weighted_totals.pop(key))
+                self.centre.weighted[key] = Weighted(factors, norm * (1 + 2.0**-30))
 
     def _live(self) -> int:
         """The largest number of entries of tensors that are held at once."""
@@ -87,7 +152,7 @@ class Jacobians:
                 wanted.add(node.inputs[0])
         return {k for k in wanted if moves[k] and nodes[k].primitive.kind != "input"}
 
-    def _push(self, start: int, width: int) -> Tensor:
+    def _push(self, start: int, width: int, gather: Callable[[Node, Tensor], None]) -> Tensor:
         """A part of the unit vectors; returns these rows of the second derivative."""
         stop = min(self.size, start + width)
         tangents: dict[int, Tensor] = {}
@@ -96,7 +161,7 @@ class Jacobians:
         for node in self.order:
             tangent = self._unit(node, start, stop) if node.index in self.starts else self._pushed(node, tangents)
             tangents[node.index] = tangent
-            self._gather(node, tangent)
+            gather(node, tangent)
             for k in set(node.inputs):
                 if last[k] == node.index and k not in outputs:
                     tangents.pop(k, None)
@@ -164,7 +229,7 @@ class Jacobians:
             return
         if node.primitive.name in SAME_NORM:
             pass
-        elif flat.shape[1] <= _SIDE:
+        elif flat.shape[1] <= min(_SIDE, 2 * self.size):
             self.grams[k] = self.grams.get(k, 0.0) + flat.mT @ flat
         elif min(flat.shape) ** 2 * max(flat.shape) <= _COSTLY:
             self.totals[k] = self.totals.get(k, 0.0) + spectral_norm(flat) ** 2 * (1 + 2.0**-50)

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from surefoot.bounds.centre import Centre, Point, additive, fibre
+from surefoot.bounds.centre import Centre, Point, Weighted, additive, fibre
 from surefoot.bounds.scalars import bounds, enclose
 from surefoot.program import Node, Scalar
 
@@ -91,6 +91,24 @@ def scaled(factors: Tensor, rows: Tensor, whole: float) -> float:
     return math.sqrt(filled(factors.square(), rows.square(), whole * whole))
 
 
+def with_factors(factors: Tensor, weighted: Weighted | None, point: Point) -> float:
+    """A bound of the norm of a Jacobian at the centre with rows times factors.
+
+    The part of the factors that is a multiple of those for which the norm is known, and the rest.
+    """
+    best = scaled(factors, point.rows, point.norm)
+    if weighted is None:
+        return best
+    usual = weighted.factors
+    total = float(usual.square().sum())
+    ratios = torch.where(usual > 0, factors / usual, 0.0)
+    for part in (float((factors * usual).sum()) / total, float(ratios.max())):
+        if math.isfinite(part):
+            rest = (factors - part * usual).clamp(min=0.0)
+            best = min(best, part * weighted.norm + scaled(rest, point.rows, point.norm))
+    return best
+
+
 class Ball:
     """Motions of all tensors on a ball.
 
@@ -107,6 +125,7 @@ class Ball:
         self.centre, self.radius, self.inner = centre, radius, inner
         self.motions: list[Motion | None] = []
         self._ranges: dict[tuple[int, Scalar, int], Tensor] = {}
+        self._bent: dict[int, tuple[Tensor, Tensor]] = {}  # of scalar functions, what their slopes are and move
         for node, point in zip(centre.program.nodes, centre.points, strict=True):
             if node.index not in centre.needed:
                 self.motions.append(None)
@@ -224,12 +243,13 @@ class Ball:
         moves = (at.rows > 0) | (x.d > 0) | (x.e > 0)
         turn = torch.minimum((bend * x.e).nan_to_num(math.inf), torch.maximum(highest - first, last - lowest))
         turn, steep = torch.where(moves, turn, 0.0), torch.where(moves, steep, 0.0)
+        self._bent[node.index] = steep, turn
         reach = torch.minimum(
             (steep * x.e).nan_to_num(math.inf), torch.maximum(high - point.value, point.value - low)
         )
         bent = (turn * at.rows).nan_to_num(math.inf)
         d = (steep * x.d).nan_to_num(math.inf) + bent
-        whole = scaled(steep, x.d, x.D) + scaled(turn, at.rows, at.norm)
+        whole = scaled(steep, x.d, x.D) + with_factors(turn, self.centre.weighted.get(("turn", node.index, k)), at)
         fibres = None
         if node.shape:
             fibres = steep.amax(-1) * x.f + torch.minimum(fibre(bent), turn.amax(-1) * at.fibres)
@@ -258,12 +278,24 @@ class Ball:
             moved = min(swing * at.norm, float(torch.linalg.vector_norm(far)))
             whole += min(gain * x.D, float(torch.linalg.vector_norm(own))) + moved
             if name == "mul":
-                whole = min(whole, before + scaled(top, x.d, x.D) + scaled(y.e, at.rows, at.norm))
+                turn = with_factors(y.e, self.centre.weighted.get(("mul", node.index, mine)), at)
+                whole = min(whole, before + self._steep(node, mine, top) + turn)
             parts.append(self._fibres(node, at, x, y, other, first, own, far))
         reach = run(self._motion(j).e, self.centre.points[k].value.abs() + self._motion(k).e, True)
         reach = reach + run(self.centre.points[j].value.abs(), self._motion(k).e, True) + point.local
         fibres = sum(parts, torch.zeros_like(fibre(d))) if point.rows.dim() else None
         return reach, d, whole, fibres
+
+    def _steep(self, node: Node, k: int, factors: Tensor) -> float:
+        """How far a factor's derivative moves, times what it meets; of a function of x, by that of x."""
+        best = scaled(factors, self.of(k).d, self.of(k).D)
+        if k in self._bent:
+            (x,), (steep, turn) = self.centre.program.nodes[k].inputs, self._bent[k]
+            weighted = self.centre.weighted.get(("bent", node.index, x))
+            bent = with_factors(factors * turn, weighted, self.centre.points[x])
+            slack = float(torch.linalg.vector_norm(factors * self.centre.points[k].slack))
+            best = min(best, scaled(factors * steep, self.of(x).d, self.of(x).D) + bent + slack)
+        return best
 
     def _fibres(
         self, node: Node, at: Point, x: Motion, y: Motion, other: int, first: bool, own: Tensor, far: Tensor

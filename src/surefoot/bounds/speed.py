@@ -26,7 +26,7 @@ import math
 import torch
 from torch import Tensor
 
-from surefoot.bounds.movement import Ball, filled
+from surefoot.bounds.movement import Ball, filled, scaled, with_factors
 from surefoot.program import Node
 
 
@@ -68,7 +68,16 @@ class Speed:
         rows, size = self._rows(k), self.ball.sup(costate)
         still = rows == 0
         second, third = torch.where(still, 0.0, second), torch.where(still | (size == 0), 0.0, third)
-        return self._bent(size * third, second, rows, self._rows(costate), k, costate)
+        along = self._rows(costate)
+        cubic = self._quadratic((size * third * rows).sqrt(), k, node.index, "cubic")
+        mixed = self._quadratic((second * along).sqrt(), k, node.index, "mixed")
+        return min(self._bent(size * third, second, rows, along, k, costate), cubic + 3 * mixed)
+
+    def _quadratic(self, factors: Tensor, k: int, z: int, name: str) -> float:
+        """Σ factors²·|x'|², x' being the part at the centre and what it moves."""
+        point, motion = self.ball.centre.points[k], self.ball.of(k)
+        weighted = self.ball.centre.weighted.get((name, z, k))
+        return (with_factors(factors, weighted, point) + scaled(factors, motion.d, motion.D)) ** 2
 
     def _bent(self, third: Tensor, second: Tensor, rows: Tensor, along: Tensor, k: int, costate: int) -> float:
         """Σ third·|x'|³ + 3 Σ second·|λ'||x'|², of numbers or of groups."""
