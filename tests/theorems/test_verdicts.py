@@ -70,7 +70,7 @@ def test_verdicts_are_not_weaker_than_they_were(verdicts: Any, name: str) -> Non
         missing, excluded = numbers
         assert verdict.missing <= 4 * missing
         assert verdict.nothing.holds
-        assert verdict.nothing.radius == pytest.approx(excluded, rel=1e-3)
+        assert verdict.nothing.radius >= excluded * (1 - 1e-3)
         assert "No stationary point is within" in str(verdict)
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from surefoot.certificate.proving import certify_proved
+from surefoot.domains import Ball
 from surefoot.norms.hermitian import up
 from surefoot.objectives import Square
 from surefoot.theorems.curvature import DENSE, Bound, Regularised, square_weight
@@ -23,6 +24,7 @@ from surefoot.theorems.network import Network
 from surefoot.theorems.record import Convergence, Hypothesis, most
 from surefoot.theorems.strongly_convex import NothingHere, StronglyConvex
 
+_BALLS = 4  # on which stationary points are excluded
 _EXCLUDED = 20_000  # parameters up to which a refusal also says how far away stationary points are
 _PARTS = (1.0, 0.5, 0.25, 0.1)  # of the step size 1/L
 _MOMENTA = (0.1, 0.5, 0.9)
@@ -228,13 +230,21 @@ def nothing(network: Network, problem: Regularised | None = None) -> NothingHere
     if network.parameters > _EXCLUDED:
         return None
     problem = problem or Regularised(network, None)
-    certificate = certify_proved(network.model, network.x, objective=network.objective)
-    if not isinstance(certificate.radius, float) or not certificate.smoothness.is_finite:
-        return None
     extra = 0.0 if problem.regularizer is None else float(problem.regularizer.smoothness)
-    slope, smooth = problem.gradient()[0], up(float(certificate.smoothness) + extra)
-    radius = min(certificate.radius, slope / smooth * (1 - 1e-9)) if smooth else 0.0
-    return NothingHere(slope, smooth, radius)
+    slope, domain, best = problem.gradient()[0], None, None
+    for _ in range(_BALLS):  # the first is that of the longest step; the radius is where r = g/L(r)
+        certificate = certify_proved(network.model, network.x, objective=network.objective, domain=domain)
+        if not isinstance(certificate.radius, float) or not certificate.smoothness.is_finite:
+            break
+        smooth = up(float(certificate.smoothness) + extra)
+        meets = slope / smooth * (1 - 1e-9) if smooth else 0.0
+        radius = min(certificate.radius, meets)
+        if best is None or radius > best.radius:
+            best = NothingHere(slope, smooth, radius)
+        if not 0 < meets < 0.99 * certificate.radius:
+            break
+        domain = Ball(math.sqrt(meets * certificate.radius))
+    return best
 
 
 def refused(method: str, theorem: str, why: str, excluded: NothingHere | None = None) -> Convergence:
