@@ -30,6 +30,18 @@ def _resolve(name: str) -> object:
     raise ModuleNotFoundError(name)
 
 
+# Words that only this library would use, and what the field says: check, accept, roll back, schedule, shared.
+OWN_WORDS = re.compile(r"\b(bursts?|lends?|told|pace|shell-ways|joint mini-batch\w*)\b", re.IGNORECASE)
+
+
+@pytest.mark.parametrize(
+    "page", sorted({*ROOT.glob("*.md"), *DOCS.glob("*.md")} - {ROOT / "CHANGELOG.md"}), ids=lambda path: path.stem
+)
+def test_pages_use_the_words_of_the_field(page: Path) -> None:
+    prose = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert OWN_WORDS.findall(prose) == []
+
+
 @pytest.mark.parametrize("page", ["theory.md", "choosing.md", "api.md", "faq.md"])
 def test_every_name_on_a_page_exists(page: str) -> None:
     text = (DOCS / page).read_text(encoding="utf-8")

@@ -21,7 +21,6 @@ from surefoot.guarantees import (
     GuaranteeError,
     composite_damping,
     composite_iterations,
-    damped_rate,
     damping,
     iterations,
     require_room,
@@ -460,40 +459,6 @@ def test_iterations_on_a_small_ball_are_refused_with_the_radius_that_would_do() 
     enough = replace(problem.certificate, radius=needed)
     assert enough.iterations(0.01, gap=first) == iterations(problem.certificate.smoothness, first, 0.01)
     assert problem.certificate.iterations(2 * first / 0.3 * 1.01, gap=first) > 0
-
-
-def test_damped_gauss_newton_steps_fall_as_their_rate_says():
-    """κ of the certificate, steps solved exactly, σ along the way: the loss never falls by less."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 12), nn.Tanh(), nn.Linear(12, 1)).double()
-    x, y = torch.randn(4, 3).double(), torch.randn(4, 1).double()
-    objective = sf.Square(y)
-    kappa = damping(sf.certify(model, x, objective=objective, domain=sf.Ball(2.0)))
-    start = float(objective(model(x)).detach())
-    lengths, total = [], start
-    for _ in range(6):
-        before = float(objective(model(x)).detach())
-        named = {name: p.detach() for name, p in model.named_parameters()}
-        parts = torch.func.jacrev(lambda p: torch.func.functional_call(model, p, (x,)).reshape(-1))(named)
-        jacobian = torch.cat([part.reshape(4, -1) for part in parts.values()], 1)
-        residual, weight = (model(x) - y).detach().reshape(-1), 1 / 4
-        step = -jacobian.mT @ torch.linalg.solve(
-            jacobian @ jacobian.mT + kappa / weight * torch.eye(4).double(), residual
-        )
-        here = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
-        torch.nn.utils.vector_to_parameters(here + step, model.parameters())
-        after, sigma = float(objective(model(x)).detach()), float(torch.linalg.svdvals(jacobian)[-1])
-        assert after <= before * damped_rate(kappa, sigma, weight) * (1 + 1e-12)
-        lengths.append(kappa * float(step.norm()))
-        total = after
-    assert len(lengths) <= composite_iterations(kappa, start - total, min(lengths) * (1 - 1e-9))
-
-
-def test_a_rate_needs_numbers():
-    assert damped_rate(0.0, 1.0, 1.0) == 0.0
-    assert damped_rate(1.0, 0.0, 1.0) == 1.0
-    with pytest.raises(GuaranteeError, match="finite and not negative"):
-        damped_rate(math.inf, 1.0, 1.0)
 
 
 def test_gauss_newton_says_before_its_first_step_how_many_it_takes() -> None:

@@ -273,26 +273,6 @@ def composite_iterations(kappa: float, gap: float | Magnitude, eps: float) -> in
     return iterations(Magnitude.of(kappa), gap, eps)
 
 
-def damped_rate(kappa: float, sigma: float, weight: float) -> float:
-    r"""The largest factor by which a damped Gauss-Newton step multiplies a square loss, rounded up.
-
-    For :math:`h = \frac\mu2\|\cdot - y\|^2`, a :math:`\kappa` as in :func:`composite_iterations` and
-    :math:`\sigma \le \sigma_{\min}(J)`, with :math:`r = \psi(u) - y`,
-
-    .. math:: F(u + v) \le \min_v\tfrac\mu2\|r + Jv\|^2 + \tfrac\kappa2\|v\|^2
-        = \tfrac\mu2\,r^\top\kappa(\mu JJ^\top + \kappa I)^{-1}r \le \frac{\kappa}{\kappa + \mu\sigma^2}F(u) .
-
-    >>> damped_rate(1.0, 1.0, 3.0)
-    0.25
-    """
-    if not (0 <= kappa < math.inf and 0 <= sigma < math.inf and 0 < weight < math.inf):
-        raise GuaranteeError(f"κ, σ and μ are finite and not negative, got {kappa!r}, {sigma!r} and {weight!r}")
-    gained = Fraction(weight) * Fraction(sigma) ** 2
-    exact = Fraction(kappa) / (Fraction(kappa) + gained) if gained or kappa else Fraction(1)
-    nearest = float(exact)
-    return nearest if Fraction(nearest) >= exact else math.nextafter(nearest, math.inf)
-
-
 def gap_of(certificate: Certificate) -> Magnitude:
     """A bound on F − F_low over the domain: the bound on F if it is not negative, else twice that bound."""
     return certificate.bound if certificate.nonnegative else certificate.bound * 2.0

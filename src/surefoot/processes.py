@@ -99,17 +99,12 @@ class Processes:
                 raise ProcessError(f"process {rank} of the group failed: {why}")
         return mine, [part for _, part in messages]
 
-    def passed_on(self, rank: int, compute: Callable[[], Any]) -> Any:
-        """What it gives on one process, to all."""
-        return self.tell(self.together(lambda: compute() if self.rank == rank else None), rank)
-
-    def tell(self, message: Any = None, rank: int = 0) -> Any:
-        """What the leader says, or another process, to all; the others pass nothing."""
-        mine = self.rank == rank
-        box, source = [self._packed(message) if mine else b""], self._torch.get_global_rank(self._group, rank)
+    def tell(self, message: Any = None) -> Any:
+        """What the leader says, to all; the others pass nothing."""
+        box = [self._packed(message) if self.leads else b""]
         with _answering():
-            self._torch.broadcast_object_list(box, src=source, group=self._group)
-        return message if mine else pickle.loads(box[0])
+            self._torch.broadcast_object_list(box, src=self._first, group=self._group)
+        return message if self.leads else pickle.loads(box[0])
 
     def ask(self, word: Any) -> None:
         """On process 0 inside :meth:`led`: let all others serve this."""

@@ -139,6 +139,7 @@ def moves(model: Any, x: Tensor) -> Tensor:
         torch.where(model.where, h, h * 2), h.masked_fill(model.where, 0.3), h.index_select(1, model.index[0]),
         torch.zeros_like(h).scatter(1, model.index, h), torch.zeros_like(h).index_add(0, model.index[:, 0], h),
         h.select_scatter(h[:, 0] * 3, 1, 2), h.prod(1, keepdim=True).expand(4, 3), h.clone().fill_diagonal_(1.0),
+        h.masked_scatter(model.where, h * 2), h.masked_select(model.where)[:3].expand(4, 3),
     ]  # fmt: skip
     return torch.stack(parts)
 
@@ -242,6 +243,9 @@ def table() -> dict[str, Case]:
         "grouped": images(nn.Conv2d(2, 4, 3, groups=2, padding="same", padding_mode="circular"), nn.Softplus()),
         "transposed": images(nn.ConvTranspose2d(2, 4, 3, stride=2, padding=1, output_padding=1, groups=2),
             nn.Tanh()),
+        "transposed, dilated": of(
+            nn.ConvTranspose1d(2, 3, 2, dilation=2, output_padding=1), torch.randn(2, 2, 5)
+        ),
         "conv1d": of(nn.Conv1d(2, 3, 3, padding=1), torch.randn(2, 2, 6)),
         "conv3d": of(nn.Sequential(nn.Conv3d(2, 3, 2), nn.AvgPool3d(2), nn.MaxPool3d(2)), torch.randn(2, 2, 6,
             6, 6)),

@@ -11,16 +11,9 @@
 """
 
 from surefoot.norms.convolution import convolution_norm, patch_overlap
-from surefoot.norms.matrix import (
-    LARGEST_EXACT,
-    batched_spectral_norm,
-    frobenius_norm,
-    nonnegative_norm,
-    norm_of_gram,
-    spectral_norm,
-)
+from surefoot.norms.matrix import batched_spectral_norm, frobenius_norm, nonnegative_norm, spectral_norm
 
 __all__ = [
-    "LARGEST_EXACT", "batched_spectral_norm", "convolution_norm", "frobenius_norm", "nonnegative_norm",
-    "norm_of_gram", "patch_overlap", "spectral_norm",
+    "batched_spectral_norm", "convolution_norm", "frobenius_norm", "nonnegative_norm", "patch_overlap",
+    "spectral_norm",
 ]  # fmt: skip

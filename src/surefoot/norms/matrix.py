@@ -27,7 +27,7 @@ from surefoot.norms.hermitian import (
     up,
 )
 
-LARGEST_EXACT = 4096  # the smaller side of a matrix whose norm is computed at once
+_LARGEST_EXACT = 4096  # the smaller side of a matrix whose norm is computed at once
 _STRIP = 2048
 _ROWS = 8192
 _SAFE = 2.0**400  # squared norms between 1 / _SAFE and _SAFE need no scaling
@@ -65,7 +65,7 @@ def spectral_norm(a: Tensor) -> float:
     if a.ndim != 2:
         raise ValueError(f"spectral_norm needs a matrix, got a tensor of shape {tuple(a.shape)}")
     a = a.detach()
-    if min(a.shape) > LARGEST_EXACT:
+    if min(a.shape) > _LARGEST_EXACT:
         return strip_norm(a, _STRIP)
     if a.numel() == 0:
         return 0.0
@@ -92,7 +92,7 @@ def largest_norm(matrices: Iterable[Tensor]) -> float:
     level = best = 0.0
     for a in matrices:
         gram, trace = _gram(a)
-        if not 1 / _SAFE < trace < _SAFE or min(a.shape) > LARGEST_EXACT:
+        if not 1 / _SAFE < trace < _SAFE or min(a.shape) > _LARGEST_EXACT:
             best = max(best, spectral_norm(a))
             continue
         error = product_error(max(a.shape), gram.dtype)
@@ -102,16 +102,6 @@ def largest_norm(matrices: Iterable[Tensor]) -> float:
         )
         best = max(best, up(math.sqrt(bound)))
     return best
-
-
-def norm_of_gram(gram: Tensor, rows: int) -> float | None:
-    r"""An upper bound of :math:`\|A\|_2` from the sum of the Gram matrices of its parts,
-    :math:`A^\top A = \sum_rA_r^\top A_r`. Its entries are inner products of as many terms as A has rows, summed in
-    some order, so the proof is that of :func:`spectral_norm`. ``None`` if the sum is out of range and A has to be
-    scaled.
-    """
-    trace = float(gram.diagonal().real.sum())
-    return _norm_of_gram(gram, trace, max(rows, len(gram))) if 1 / _SAFE < trace < _SAFE else None
 
 
 def strip_norm(a: Tensor, width: int) -> float:

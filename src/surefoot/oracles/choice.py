@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from surefoot.complexity.layers import computation_cost, newton_layer
 from surefoot.oracles.problem import Problem
 from surefoot.oracles.quadratic import fits
-from surefoot.oracles.samples import FEW, MOST, bias_of, single, structure
+from surefoot.oracles.samples import FEW, MOST, structure
 
 _OVERHEAD = 2e5  # of launching one operation
 _LOOP = 5  # operations on vectors in an iteration of conjugate gradients
@@ -89,12 +89,10 @@ class _Costs:
         rows = self.forward + c * (self.call / 2 - _OVERHEAD * len(graph.nodes)) + 6 * _OVERHEAD * len(plan.uses)
         rows += _OVERHEAD * len(graph.nodes) * (1 if together else c)
         rows += self.d * self.call if plan.rest else 0.0
-        rows += sum(_ENTRY * d * use.labels.numel() + _OVERHEAD * n for use in plan.uses if use.kind == "masked")
-        outers = single(graph, plan, n)
-        names = {leaf.name: leaf.path for leaf in graph.parameters}
-        stored = {*outers, *(bias_of(plan, use, names) for use in outers.values())}
+        outers = plan.layers(graph, n)
+        stored = {*outers, *(bias for _, bias in outers.values())}
         dense = sum(leaf.spec.numel for leaf in graph.parameters if leaf.name not in stored)
-        q = sum(results[use.node.name] // n for use in outers.values())
+        q = sum(results[use.node.name] // n for use, _ in outers.values())
         if not sides[1] or d * dense + c * n * q > MOST:
             sides = sides[0], False
         parameters = rows + _ENTRY * d * p + d * p**2 / 2 + _FACTOR * p**3 / 6 + 4 * _MEMORY * d * p

@@ -1,14 +1,12 @@
 r"""Gauss-Newton steps from the rows of the Jacobian, :math:`X = R^\top J`, by a Cholesky factor of the smaller
 side.
 
-With the metric :math:`M = \kappa I + \nabla^2r` the step solves :math:`(X^\top X + M)v = -\nabla F`. Either the
-matrix of the parameters is factored, or that of the dual, :math:`S = I + XM^{-1}X^\top`:
-
-.. math:: (X^\top X + M)^{-1} = M^{-1} - M^{-1}X^\top S^{-1}XM^{-1}
-
-(Sherman, Morrison, Woodbury). The rows come once for all κ (:mod:`surefoot.oracles.samples`). They are compared
-with the gradient, :math:`J^\top g = X^\top\bar w`; then products with them take the place of passes: residuals are
-those of :math:`\nabla F + X^\top Xv + Mv`, and a step is refined as long as that halves them.
+With the metric :math:`M = \kappa I + \nabla^2r` the step solves :math:`(X^\top X + M)v = -\nabla F`. Either that
+matrix is factored, or that of the dual, :math:`S = I + XM^{-1}X^\top`: with :math:`\nabla F = X^\top\bar w + q`
+the step is :math:`v = -M^{-1}(q + X^\top z)` where :math:`z = \bar w + Xv`, and for any z the gradient of the
+model is :math:`X^\top(\bar w + Xv - z)`; so nothing large cancels. The rows come once for all κ
+(:mod:`surefoot.oracles.samples`) and are compared with the gradient. Then products with them take the place of
+passes, and a step is refined as long as that halves the gradient of the model.
 
 In the dual, linear layers with one vector per sample, :math:`z_i = Wx_i + b`, are stored as factors: inner
 products of their rows are :math:`\langle G_{ij}, G_{i'j'}\rangle\langle x_i, x_{i'}\rangle`. A product with S
@@ -48,8 +46,15 @@ class Gram:
         self._calls = problem.autodiff.calls
         self.problem, self.side, self.model = problem, side, Model(problem)
         self.rows = rows_of(problem, self.model.factor, outers=side == "dual")
+        # the gradient is Xᵀw̄, where there is such a w̄, and what no row contributes to
+        start, ridge = self.model.factor.slope, {p: problem.weight(p) * u for p, u in problem.parameters.items()}
+        self._fixed = self.model.gradient if start is None else problem.join(ridge)
+        self._start = self._fixed.new_zeros(self.rows.shape) if start is None else start
         if not self._agrees():
             self.rows = rows_of(problem, self.model.factor, whole=True)
+        self._slopes = torch.cat(
+            [outer.slopes for outer in self.rows.outers] or [self.rows.dense[None, :, :0]], dim=2
+        )
         self._matrix: Tensor | None = None  # XᵀX
         self._factor: Tensor | None = None
 
@@ -61,14 +66,24 @@ class Gram:
             return model.at_rest()
         self._factor, self.iterations = None, 0  # no two factors are stored
         self._kernels = [self._kernel(outer) for outer in self.rows.outers]
-        v, slope, rounds, size = torch.zeros_like(model.gradient), model.gradient, 0, model.scale
         self._goal = tolerance * model.scale
-        while size > self._goal and rounds <= _ROUNDS:
-            trial = v - self.inverse(slope)
-            left = self._pull(self._push(trial)).add_(model.gradient).addcmul_(model.metric, trial)
-            rounds, halved = rounds + 1, norm(left) < 0.5 * size
-            if norm(left) < size:
-                v, slope, size = trial, left, norm(left)
+        v, slope, rounds = torch.zeros_like(model.gradient), model.gradient, 0
+        z, rest = torch.zeros_like(self._start), self._start
+        if self.side == "dual" and bool(self._fixed.any()):
+            v = -self._fixed / model.metric
+            rest = rest + self._push(v)
+        while norm(slope) > self._goal and rounds <= _ROUNDS:
+            if self.side == "dual":
+                change = self._dual(rest)
+                z, trial = z + change, v - self._pull(change) / model.metric
+                rest = self._start + self._push(trial) - z
+                left = self._pull(rest)
+            else:
+                trial = v - self._primal(slope)
+                left = self._pull(self._push(trial)).add_(model.gradient).addcmul_(model.metric, trial)
+            rounds, halved = rounds + 1, norm(left) < 0.5 * norm(slope)
+            if norm(left) < norm(slope) or rounds == 1:
+                v, slope = trial, left
             if not halved:
                 break
         if not self.is_factored:
@@ -83,18 +98,15 @@ class Gram:
     def correct(self, v: Tensor, secant: Tensor) -> Tensor:
         """The minimiser of ½‖Rᵀ(Ja + c)‖² + ½aᵀMa for c = secant − Jv, with the κ of the last solve."""
         bent = self.model.factor.back(secant.to(v.dtype)) - self._push(v)
-        return -self.inverse(self._pull(bent))
+        if self.side == "dual":  # (XᵀX + M)⁻¹Xᵀ = M⁻¹XᵀS⁻¹
+            return -self._pull(self._dual(bent)) / self.model.metric
+        return -self._primal(self._pull(bent))
 
-    def inverse(self, right: Tensor) -> Tensor:
-        """The solution of the damped system, approximately."""
-        metric = self.model.metric
-        if self.side == "parameters":
-            if self._factor is None:
-                self._factor = _cholesky(self._damped())
-            return torch.cholesky_solve(right[:, None].to(self._factor.dtype), self._factor)[:, 0].to(right.dtype)
-        scaled = right / metric
-        moved = self.rows.push(self.problem.split(scaled))
-        return scaled - self._pull(self._dual(moved).to(right.dtype)) / metric
+    def _primal(self, right: Tensor) -> Tensor:
+        """The solution of (XᵀX + M)v = b by the factor."""
+        if self._factor is None:
+            self._factor = _cholesky(self._damped())
+        return torch.cholesky_solve(right[:, None].to(self._factor.dtype), self._factor)[:, 0].to(right.dtype)
 
     @property
     def is_factored(self) -> bool:
@@ -110,21 +122,17 @@ class Gram:
         return self.problem.join(self.rows.pull(z.to(self.rows.dense.dtype), self.problem.parameters))
 
     def _agrees(self) -> bool:
-        """Whether the rows give the gradient of the loss."""
+        """Whether the rows give the gradient of the loss, or another sum of all of them."""
         problem, slope = self.problem, self.model.factor.slope
         if slope is None:
-            slope = torch.randn(self.rows.shape, generator=torch.Generator().manual_seed(0)).to(
-                self.model.gradient
-            )
+            slope = torch.randn(self.rows.shape, generator=torch.Generator().manual_seed(0)).to(self._fixed)
             expected = self.model.pull(self.model.factor.forth(slope))
         else:
-            ridge = {path: problem.weight(path) * value for path, value in problem.parameters.items()}
-            expected = self.model.gradient - problem.join(ridge)
+            expected = self.model.gradient - self._fixed
         unit = torch.finfo(problem.output.dtype).eps ** 0.5
-        size = self._pull(slope.abs() if slope.numel() else slope)
-        apart = norm(self._pull(slope) - expected)
         lengths = norm(self.rows.dense) + sum(norm(o.slopes) * norm(o.x) for o in self.rows.outers)
-        return apart <= unit * (norm(size) + norm(expected) + unit * lengths * norm(slope))
+        apart, size = norm(self._pull(slope) - expected), norm(self._pull(slope.abs())) + norm(expected)
+        return apart <= unit * (size + unit * lengths * norm(slope))
 
     def _damped(self) -> Tensor:
         """XᵀX + M."""
@@ -149,9 +157,11 @@ class Gram:
         if rows.paths:
             pulled = (flat @ rows.dense) / self._dense_metric()
             result += (rows.dense @ pulled).view_as(z)
-        for outer, kernel in zip(rows.outers, self._kernels, strict=True):
-            mixed = kernel @ torch.bmm(z.unsqueeze(1), outer.slopes).squeeze(1)
-            result += torch.bmm(outer.slopes, mixed.unsqueeze(2)).squeeze(2)
+        if rows.outers:
+            pulled = torch.bmm(z.unsqueeze(1), self._slopes).squeeze(1)
+            parts = pulled.split([outer.slopes.shape[2] for outer in rows.outers], dim=1)
+            mixed = torch.cat([kernel @ part for kernel, part in zip(self._kernels, parts, strict=True)], dim=1)
+            result += torch.bmm(self._slopes, mixed.unsqueeze(2)).squeeze(2)
         return result
 
     def _dense_metric(self) -> Tensor:

@@ -25,11 +25,7 @@ from surefoot.objectives import Objective, ObjectiveError, Ridge
 from surefoot.processes import Processes
 from surefoot.torch_private import joined, parts_of
 
-_LARGE, _SMALL = (
-    1 << 16,
-    1 << 21,
-)  # numbers of a forward pass from which it is traced, and up to which it is stored
-_WIDE = 8  # it is not stored where outputs are more than this part of it: the loss then takes most of the memory
+_LARGE = 1 << 16  # numbers of a forward pass from which it is traced
 
 
 class OracleError(SurefootError, ValueError):
@@ -49,13 +45,9 @@ class Problem:
         oracle: the passes of one batch at the point, where they were made before.
 
     Attributes:
-        parameters: the point, detached, by path; only what varies.
-        point: the same with the values that were given for frozen parameters.
-        size: how many numbers vary.
+        parameters: the point, by path; only what varies. ``point`` has the values of frozen ones too.
         autodiff: the oracle at the point; it counts its calls.
-        output: ψ(u).
-        loss: h(ψ(u)).
-        ahead: the passes at the point of which the value was asked last, where they are stored.
+        output: ψ(u). ``loss`` is h of it, and ``value`` is F(u).
 
     Raises:
         OracleError: if something is not finite, is in half precision, or does not fit.
@@ -79,7 +71,6 @@ class Problem:
             raise OracleError(f"an objective reads one tensor, the model returns {len(chain.graph.outputs)}")
         self.chain, self.objective, self.regularizer = chain, objective, regularizer
         self._given = objective
-        self.ahead: Autodiff | None = None
         try:
             self.point = {path: value.detach() for path, value in chain._checked(params).items()}
             frozen = {leaf.path for leaf in chain.graph.frozen}
@@ -168,13 +159,9 @@ class Problem:
     def trace(self) -> None:
         """Have passes traced, where many are to come and take longer than their calls."""
         oracle = self.autodiff
-        if isinstance(oracle, Autodiff) and not oracle.is_traced and self._numbers >= _LARGE:
+        numbers = sum(node.numel for node in self.chain.graph.nodes)
+        if isinstance(oracle, Autodiff) and not oracle.is_traced and numbers >= _LARGE:
             oracle.trace()
-
-    @property
-    def _numbers(self) -> int:
-        """How many a forward pass computes."""
-        return sum(node.numel for node in self.chain.graph.nodes)
 
     @cached_property
     def slope(self) -> Tensor:
@@ -192,22 +179,17 @@ class Problem:
         ridge = self.regularizer
         return 0.0 if ridge is None else sum(float(ridge({p: value})) for p, value in parameters.items())
 
-    def value_at(self, direction: Mapping[str, Tensor], part: float = 1.0, keep: bool = False) -> float:
-        """F(u + tv) by a forward pass for t = part, perhaps stored as ``ahead`` if it is small."""
-        self.ahead = None
+    def value_at(self, direction: Mapping[str, Tensor], part: float = 1.0) -> float:
+        """F(u + tv) by a forward pass, for t = part."""
         moved = {p: torch.add(u, direction[p], alpha=part).to(u.dtype) for p, u in self.parameters.items()}
         with torch.no_grad():
-            penalty, oracle = self._penalty(moved), self.autodiff
-            moved = {**self.point, **moved}
-            if isinstance(oracle, Batched):
-                outputs = oracle.at(moved)
-            elif keep and oracle.is_traced and _WIDE * self.output.numel() <= self._numbers <= _SMALL:
-                self.ahead = Autodiff(self.chain.graph, self.chain.inputs, moved)
-                outputs = self.ahead.value
+            penalty, moved = self._penalty(moved), {**self.point, **moved}
+            if isinstance(self.autodiff, Batched):
+                output = self.autodiff.at(moved)
             else:
-                (outputs,) = self.chain.graph.run(moved, self.chain.inputs)
+                (output,) = self.chain.graph.run(moved, self.chain.inputs)
             del moved  # before the loss takes memory of its own
-            return float(self.objective(outputs.double())) + penalty
+            return float(self.objective(output.double())) + penalty
 
     def weight(self, path: str) -> float:
         """The curvature of the regulariser in a parameter."""
@@ -297,13 +279,11 @@ class Step:
         model_decrease: the value of the model (with the proximal term) at 0 minus that at v, never negative.
         status: a sentence: solved, or what stood in the way.
         solved: whether v is the minimiser, up to the residual.
-        calls: of the automatic-differentiation oracle: pull-backs and push-forwards through the whole chain.
-            Dynamic programming makes such passes itself, and they count; the matrices of single computations do
-            not, nor does what measures a residual in double precision.
+        calls: of the automatic-differentiation oracle: pull-backs and push-forwards through the whole chain, but
+            for those that measure a residual in double precision.
         iterations: of the inner solver; where it is direct, how often its result was refined.
-        residual: norm of the gradient of the model at v relative to that at 0; of models in single precision
-            measured in double precision, at v as it is returned. ``None`` where the calls that are allowed were
-            spent before.
+        residual: norm of the gradient of the model at v relative to that at 0; for models in single precision
+            measured in double, at v as it is returned. ``None`` where no call was left for it.
         length: t, where a line search made tv of the minimiser v; then the direction is tv.
         doubled: how often kappa was doubled until the model was bounded below.
         unbounded_at: the computation at which the last infeasible kappa failed, counted from 1.

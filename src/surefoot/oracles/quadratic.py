@@ -19,12 +19,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from surefoot.chain import Chain, Computation
-from surefoot.graph import Role
+from surefoot.graph import Graph, Role
 from surefoot.graph.nodes import in_double, run_widened
 from surefoot.objectives import Objective, Ridge
 from surefoot.oracles.losses import refuse_negative, states_factor
@@ -35,54 +36,48 @@ from surefoot.program.checks import differentiable_attention, plainly, with_grad
 Name = Literal["gradient", "gauss_newton", "newton"]
 NAMES = ("gradient", "gauss_newton", "newton")
 LARGEST = 1 << 26  # numbers of a matrix
+Apart = dict[Any, bool]
+_apart: WeakKeyDictionary[Graph, Apart] = WeakKeyDictionary()  # whether samples stay apart, by computation
 
 
-@dataclass(frozen=True)
-class Vector:
-    """How the real tensors of some values become one vector: the numbers of one sample after those of the other
+class _Vector:
+    """How the real tensors among some values become one vector: the numbers of one sample after those of the other
     where all tensors have a row for each sample, else one tensor after the other.
     """
 
-    pieces: tuple[tuple[str, int | None, torch.Size], ...]  # names, with the place in a tuple, and shapes
-    samples: int
+    def __init__(self, values: Mapping[str, Any], names: Sequence[str], samples: int) -> None:
+        several = [(name, values[name] if isinstance(values[name], list | tuple) else None) for name in names]
+        pieces = [(name, k) for name, items in several for k in ([None] if items is None else range(len(items)))]
+        tensors = {piece: _item(values, piece) for piece in pieces}
+        self.pieces = [piece for piece in pieces if tensors[piece].is_floating_point()]
+        self.shapes = [tensors[piece].shape for piece in self.pieces]
+        rows = bool(self.pieces) and all(shape[:1] == (samples,) for shape in self.shapes)
+        self.samples = samples if rows else 1
+        self.sizes = [shape.numel() // self.samples for shape in self.shapes]
 
-    @staticmethod
-    def of(values: Mapping[str, Any], names: Sequence[str], samples: int) -> Vector:
-        pieces = [
-            (name, k, value.shape)
-            for name in names
-            for k, value in (
-                [(None, values[name])] if isinstance(values[name], Tensor) else enumerate(values[name])
-            )
-            if isinstance(value, Tensor) and value.is_floating_point()
-        ]
-        rows = all(shape[:1] == (samples,) for *_, shape in pieces) and bool(pieces)
-        return Vector(tuple(pieces), samples if rows else 1)
-
-    @property
-    def size(self) -> int:
-        return sum(shape.numel() for *_, shape in self.pieces)
-
-    def read(self, values: Mapping[str, Any]) -> Tensor:
+    def read(self, values: Mapping[str, Any], like: Tensor) -> Tensor:
         """As a matrix, samples × numbers of one sample."""
-        tensors = [values[name] if k is None else values[name][k] for name, k, _ in self.pieces]
-        rows = [in_double(tensor).reshape(self.samples, tensor.numel() // self.samples) for tensor in tensors]
-        return torch.cat(rows, dim=1) if rows else torch.zeros(self.samples, 0, dtype=torch.float64)
+        rows = [
+            _item(values, piece).reshape(self.samples, n) for piece, n in zip(self.pieces, self.sizes, strict=True)
+        ]
+        return torch.cat(rows, dim=1) if rows else like.new_zeros(self.samples, 0)
 
-    def split(self, vector: Tensor) -> list[Tensor]:
-        sizes = [shape.numel() // self.samples for *_, shape in self.pieces]
-        parts = vector.reshape(self.samples, sum(sizes)).split(sizes, dim=1) if sizes else ()
-        return [part.reshape(shape) for part, (*_, shape) in zip(parts, self.pieces, strict=True)]
-
-    def written(self, values: Mapping[str, Any], vector: Tensor) -> dict[str, Any]:
+    def written(self, values: Mapping[str, Any], matrix: Tensor) -> dict[str, Any]:
         """The values with these numbers in place of their own."""
         result = dict(values)
-        for part, (name, k, _) in zip(self.split(vector), self.pieces, strict=True):
-            if k is None:
-                result[name] = part
-            else:
-                result[name] = [*result[name][:k], part, *result[name][k + 1 :]]
+        for (name, k), shape, part in zip(self.pieces, self.shapes, self.split(matrix), strict=True):
+            part = part.reshape(shape)
+            result[name] = part if k is None else [*result[name][:k], part, *result[name][k + 1 :]]
         return result
+
+    def split(self, matrix: Tensor) -> Sequence[Tensor]:
+        return matrix.reshape(self.samples, sum(self.sizes)).split(self.sizes, dim=1) if self.sizes else ()
+
+
+def _item(values: Mapping[str, Any], piece: tuple[str, int | None]) -> Tensor:
+    name, k = piece
+    found: Tensor = values[name] if k is None else values[name][k]
+    return found
 
 
 @dataclass(frozen=True)
@@ -90,17 +85,15 @@ class Layer:
     r"""What computation t contributes.
 
     A state is the vector of its real tensors that vary, the numbers of one sample after those of the other; the
-    parameters are one after the other, in the order of ``parameters``. Ids and masks are no part of a state.
+    parameters are one after the other. Ids and masks are no part of a state.
 
     Attributes:
         number: t.
-        slopes: :math:`A_t`, the derivative of :math:`\phi_t` in the state before: its diagonal blocks.
-        bend: :math:`P_{t-1}`, the curvature in the state before: its diagonal blocks.
+        slopes: the diagonal blocks of :math:`A_t`, the derivative of :math:`\phi_t` in the state before.
+        bend: those of :math:`P_{t-1}`, the curvature in the state before.
         B: :math:`B_t`, the derivative in the parameters.
-        P: :math:`P_t`, the curvature in the state after.
-        p: :math:`p_t`, the slope in the state after.
-        Q: :math:`Q_t`, the curvature in the parameters.
-        q: :math:`q_t`, the slope of the regulariser.
+        P: :math:`P_t`, the curvature in the state after; p: :math:`p_t`, the slope there.
+        Q: :math:`Q_t`, the curvature in the parameters; q: :math:`q_t`, the slope of the regulariser.
         R: :math:`R_t`, the curvature between the state before and the parameters.
         costate: :math:`\lambda_t`, the slope of the loss in the state after.
         state: names of the tensors of the state after.
@@ -278,74 +271,61 @@ class _Piece:
     def __init__(
         self, problem: Problem, computation: Computation, number: int, values: Mapping[str, Any], samples: int
     ) -> None:
-        self._problem, self._number = problem, number
-        leaves = computation.graph.leaves
-        paths = {
-            name: leaves[name].path
-            for path in computation.blocks
-            for name in computation.graph.blocks[path].parameters
-        }
-        self._paths = {path: values[name].shape for name, path in paths.items()}
-        before, weights = (
-            Vector.of(values, _varying(computation, computation.before), samples),
-            Vector.of(values, list(paths), -1),
-        )
-        self.x = before.read(values).to(problem.output.device).detach().requires_grad_()
-        self.u = weights.read(values).to(self.x.device).flatten().detach().requires_grad_()
+        graph, like = computation.graph, problem.output.double()
+        names = [name for path in computation.blocks for name in graph.blocks[path].parameters]
+        paths = {graph.leaves[name].path: values[name].shape for name in names}
+        before = _Vector(values, _varying(computation, computation.before), samples)
+        weights = _Vector(values, names, -1)
+        self.x = before.read(values, like).detach().requires_grad_()
+        self.u = weights.read(values, like).flatten().detach().requires_grad_()
         run = weights.written(before.written(values, self.x), self.u)
         for node in computation.nodes:
             run[node.name] = run_widened(node, run)
-        after = Vector.of(run, _varying(computation, computation.after), samples)
-        self.out, self._state = after.read(run).to(self.x.device), tuple(name for name, *_ in after.pieces)
+        after = _Vector(run, _varying(computation, computation.after), samples)
+        self.out = after.read(run, like)
         self.after = {name: _detached(run[name]) for name in computation.after}
+        self._problem, self._number = problem, number
+        self._apart = _apart.setdefault(graph, {})
+        self._state, self._paths = tuple(name for name, _ in after.pieces), paths
 
     def layer(self, P: Tensor, p: Tensor, costate: Tensor, model: Name) -> Layer:
         """With the curvature and the slope in the state after."""
         x, u, problem = self.x, self.u, self._problem
         m, size = x.numel(), u.numel()
-        B = self.out.new_zeros(self.out.numel(), size)
-        if size:
-            (B,) = jacobian(self.out.reshape(1, -1), u)
-        ridge = torch.cat(
-            [x.new_full((shape.numel(),), problem.weight(path)) for path, shape in self._paths.items()] or [u]
-        )
-        Q, R = x.new_zeros(size, size), x.new_zeros(m, size)
-        bend = x.new_zeros(len(x), x.shape[1], x.shape[1])
+        weights = [(problem.weight(path), shape.numel()) for path, shape in self._paths.items()]
+        ridge = torch.cat([x.new_full((count,), weight) for weight, count in weights] or [x.new_zeros(0)])
+        Q, R, bend = x.new_zeros(size, size), x.new_zeros(m, size), x.new_zeros(len(x), x.shape[1], x.shape[1])
         if model == "newton" and self.out.requires_grad:
-            along = costate.view(self.out.shape)
             gx, gu = torch.autograd.grad(
-                self.out, [x, u], along, create_graph=True, allow_unused=True, materialize_grads=True
-            )
-            units = torch.eye(size, dtype=x.dtype, device=x.device)
+                self.out, [x, u], costate.view(self.out.shape), create_graph=True, allow_unused=True,
+                materialize_grads=True,
+            )  # fmt: skip
             if size:
-                crossed, Q = gradients(gu, [x, u], units)
+                crossed, Q = gradients(gu, [x, u], torch.eye(size, dtype=x.dtype, device=x.device))
                 R, Q = crossed.reshape(size, m).T, 0.5 * (Q + Q.T)
-            bend = _blocks(gx, x)
+            bend = _blocks(gx, x, self._apart, (self._number, "bend"))
             bend = 0.5 * (bend + bend.mT)
         if model != "gradient":
             Q = Q + torch.diag(ridge)
+        B = jacobian(self.out.reshape(1, -1), u)[0]
         return Layer(
-            number=self._number,
-            slopes=_blocks(self.out, x),
-            bend=bend,
-            B=B,
-            P=block_diagonal(P),
-            p=p,
-            Q=Q,
-            q=ridge * u.detach(),
-            R=R,
-            costate=costate,
-            state=self._state,
-            parameters=self._paths,
-        )
+            self._number, _blocks(self.out, x, self._apart, (self._number, "slope")), bend, B,
+            block_diagonal(P), p, Q, ridge * u.detach(), R, costate,
+            self._state, self._paths,
+        )  # fmt: skip
 
 
-def _blocks(output: Tensor, x: Tensor) -> Tensor:
+def _blocks(output: Tensor, x: Tensor, apart: Apart, key: Any) -> Tensor:
     """The diagonal blocks of a derivative, one for each sample where these are apart, else one in all."""
     if len(output) == len(x) > 1 and x.numel() and output.requires_grad:
-        (sample,) = labels(output, [x])
-        own = torch.arange(len(x), device=x.device)[:, None]
-        if bool(((sample == own) | (sample == NONE)).all()):
+        if key not in apart:
+            (sample,) = labels(output, [x])
+            own = (sample == torch.arange(len(x), device=x.device)[:, None]) | (sample == NONE)
+            if bool((sample != NONE).all()):  # else it may differ at other points
+                apart[key] = bool(own.all())
+            elif bool(own.all()):
+                return jacobian(output, x)
+        if apart.get(key):
             return jacobian(output, x)
     return jacobian(output.reshape(1, -1), x)
 
@@ -382,7 +362,7 @@ def _loss(problem: Problem, values: Mapping[str, Any], model: Name, samples: int
     slope = first.detach().flatten()
     if model == "gradient":
         return slope, slope.new_zeros(len(rows), rows.shape[1], rows.shape[1])
-    curvature = _blocks(first, rows)
+    curvature = _blocks(first, rows, {}, "")
     if model == "gauss_newton" and not states_factor(problem.objective):
         extreme = torch.linalg.eigvalsh((curvature + curvature.mT) / 2)
         refuse_negative(problem, float(extreme.min()), float(extreme.abs().max()))

@@ -1,13 +1,13 @@
-r"""How far to go along a direction.
+r"""How far to go along a direction: the paper's alternative to the proximal step.
 
-The paper's alternative to the proximal step: the minimiser of the model gives a direction of descent, and the next
-point is :math:`u + tv` with a length t that is found by a line search.
+The minimiser of the model gives a direction of descent, and the next point is :math:`u + tv` with a length t that
+is found by a line search.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -40,8 +40,7 @@ def line_search(
     Args:
         chain: the network and its batch.
         objective: the loss that the step was computed for.
-        step: what :func:`~surefoot.oracles.gradient`, :func:`~surefoot.oracles.gauss_newton` or
-            :func:`~surefoot.oracles.newton` returned. A small κ makes it the minimiser of the bare model.
+        step: what an oracle returned. A small κ makes it the minimiser of the bare model.
         params: the point that the step was computed at.
         regularizer: that of the step.
         first: the first t.
@@ -70,70 +69,22 @@ def line_search(
     problem = Problem(chain, objective, params, regularizer)
     if step.direction.keys() != problem.parameters.keys():
         raise OracleError("the step is not one of this chain: it moves other parameters")
-    slopes = ((problem.gradient[path] * part).double().sum() for path, part in step.direction.items())
-    found = armijo(
-        lambda t: problem.value_at(step.direction, t),
-        problem.value,
-        float(sum(slopes)),
-        first=first,
-        fraction=fraction,
-        shrink=shrink,
-        trials=trials,
-    )
-    calls = step.calls + problem.autodiff.calls
-    if found is None:
-        zero = {path: torch.zeros_like(part) for path, part in step.direction.items()}
-        status = f"{step.status}; none of {trials} lengths along it was found to descend enough"
-        return replace(
-            step, direction=zero, length=0.0, model_decrease=0.0, status=status, solved=False, calls=calls
-        )
-    t, _ = found
-    return replace(
-        step,
-        direction={path: t * part for path, part in step.direction.items()},
-        length=t,
-        model_decrease=max((2 * t - t * t) * step.model_decrease, 0.0),
-        status=step.status if t == 1 else f"{step.status}; shortened to {t:g} of it by a line search",
-        calls=calls,
-    )
-
-
-def armijo(
-    value_at: Callable[[float], float],
-    value: float,
-    slope: float,
-    *,
-    first: float = 1.0,
-    fraction: float = 1e-4,
-    shrink: float = 0.5,
-    trials: int = 40,
-) -> tuple[float, float] | None:
-    r"""The first t of :math:`t_0, \beta t_0, \beta^2t_0, …` that descends enough.
-
-    That is :math:`F(u + tv) \le F(u) + c\,t\,\langle\nabla F, v\rangle`. A differentiable F has such a t if the
-    slope is negative, because :math:`c < 1`; round-off may hide it.
-
-    Args:
-        value_at: t ↦ F(u + tv); a value that is not finite counts as too large.
-        value: F(u).
-        slope: ⟨∇F(u), v⟩, negative.
-        first, fraction, shrink, trials: :math:`t_0`, c, β and how many t are tried; see :func:`line_search`.
-
-    Returns:
-        t and F(u + tv), or ``None`` if no trial is low enough.
-
-    Raises:
-        OracleError: if the direction does not descend.
-
-    >>> armijo(lambda t: (1 - 4 * t) ** 2, value=1.0, slope=-8.0)
-    (0.25, 0.0)
-    """
+    v, value = step.direction, problem.value
+    slope = float(sum((problem.gradient[path] * part).double().sum() for path, part in v.items()))
     if not slope < 0:
         raise OracleError(f"a line search needs a direction of descent, this one has the slope {slope:.3g}")
-    step = first
-    for _ in range(trials):
-        found = value_at(step)
-        if math.isfinite(found) and found <= value + fraction * step * slope:
-            return step, found
-        step *= shrink
-    return None
+    # a differentiable F has such a length, because c < 1; round-off may hide it. What is not a number is not lower
+    lengths = (first * shrink**k for k in range(trials))
+    t = next((t for t in lengths if problem.value_at(v, t) <= value + fraction * t * slope), 0.0)
+    status = step.status if t == 1 else f"{step.status}; shortened to {t:g} of it by a line search"
+    if not t:
+        status = f"{step.status}; none of {trials} lengths along it was found to descend enough"
+    return replace(
+        step,
+        direction={path: t * part if t else torch.zeros_like(part) for path, part in v.items()},
+        length=t,
+        model_decrease=max((2 * t - t * t) * step.model_decrease, 0.0),
+        status=status,
+        solved=step.solved and t > 0,
+        calls=step.calls + problem.autodiff.calls,
+    )

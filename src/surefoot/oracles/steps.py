@@ -31,7 +31,7 @@ from surefoot.linear_solve import inner, norm
 from surefoot.objectives import Objective, Ridge
 from surefoot.oracles.choice import Choice, choose_gauss_newton, choose_newton
 from surefoot.oracles.dynamic import solve_dynamic
-from surefoot.oracles.gauss_newton import LOOSE, Dual, Primal
+from surefoot.oracles.gauss_newton import Dual, Primal
 from surefoot.oracles.gram import Gram
 from surefoot.oracles.losses import columns_of, require_convex
 from surefoot.oracles.newton import solve_conjugate
@@ -46,6 +46,7 @@ NEWTON_METHODS = ("auto", "cg", "dynamic")
 _PART = 0.1  # of a step, after which the output is compared with its linear model
 _MOST = 0.75  # times the length of a step, from which an acceleration says that it is too long to be bent
 _AGREE = 1e-5  # of two values of ⟨∇F(u), v⟩, relative to the lengths
+Correct = Callable[[Tensor, Tensor], Tensor]
 _chosen: WeakKeyDictionary[Graph, dict[bool, tuple[Any, Choice]]] = WeakKeyDictionary()  # for Newton steps or not
 _asked: WeakSet[Graph] = WeakSet()  # graphs of which a step was asked: at the next one their passes are traced
 
@@ -133,7 +134,6 @@ def gauss_newton(
     _asked.add(chain.graph)
 
     def solve(problem: Problem) -> Step:
-        require_convex(problem.objective)
         solver = gauss_newton_solver(problem, method, exact)
         step = solver.solve(kappa, exact, None)
         if bend and solver.correct is not None:
@@ -144,11 +144,13 @@ def gauss_newton(
     if bend:
         return step
     step = measured(problem, step, exact)
-    if not step.solved and not problem.is_double and exact < LOOSE:
+    if not step.solved and not problem.is_double:
         wide = problem.in_double()
-        finer = measured(problem, _narrowed(problem, wide.led(lambda: solve(wide))), exact)
-        better = finer.residual is not None and step.residual is not None and finer.residual < step.residual
-        step = replace(finer, calls=step.calls + finer.calls) if better else step
+        fine = wide.led(lambda: solve(wide))
+        narrow = {path: fine.direction[path].to(u) for path, u in problem.parameters.items()}
+        fine = measured(problem, replace(fine, direction=narrow, calls=step.calls + fine.calls), exact)
+        if fine.residual is not None and step.residual is not None and fine.residual < step.residual:
+            return fine
     return step
 
 
@@ -165,7 +167,7 @@ class Solver:
 
     solve: Callable[[float, float, int | None], Step]
     choice: Choice | None = None
-    correct: Callable[[Tensor, Tensor], Tensor] | None = None
+    correct: Correct | None = None
 
 
 def gauss_newton_solver(problem: Problem, method: Method, tolerance: float, most: int | None = None) -> Solver:
@@ -185,6 +187,7 @@ def gauss_newton_solver(problem: Problem, method: Method, tolerance: float, most
             )
         method = "primal" if method == "auto" else method
     problem.check_varying()
+    require_convex(problem.objective)
     choice = _choice(problem, tolerance, most) if method == "auto" else None
     chosen = method if choice is None else choice.method
     if chosen == "dynamic":
@@ -280,11 +283,6 @@ def _choice(problem: Problem, tolerance: float, most: int | None, *, newton: boo
     return before[newton][1]
 
 
-def _narrowed(problem: Problem, step: Step) -> Step:
-    """A step in double precision, rounded to the types of the parameters."""
-    return replace(step, direction={path: step.direction[path].to(u) for path, u in problem.parameters.items()})
-
-
 def measured(problem: Problem, step: Step, tolerance: float, newton: bool = False) -> Step:
     r"""A step of a model in single precision with its residual and its decrease in double precision.
 
@@ -332,7 +330,7 @@ def measured(problem: Problem, step: Step, tolerance: float, newton: bool = Fals
     return replace(wide.led(judged), direction=step.direction)
 
 
-def accelerated(problem: Problem, step: Step, correct: Callable[[Tensor, Tensor], Tensor]) -> Step:
+def accelerated(problem: Problem, step: Step, correct: Correct) -> Step:
     r"""The step with half its geodesic acceleration as its ``bend``, where that is short beside the step.
 
     Along :math:`u(t) = u + tv + \frac{t^2}2a` the output is :math:`\psi(u) + tJv + \frac{t^2}2(Ja +

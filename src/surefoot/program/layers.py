@@ -196,13 +196,13 @@ def _convolution(
     wide = [tuple(item) * (count if len(item) == 1 else 1) for item in (stride, padding, dilation)]
     options = {**dict(zip(("stride", "padding", "dilation"), wide, strict=True)), "groups": groups}
     if transposed:
-        sizes = [
-            (n - 1) * s - 2 * p + d * (k - 1) + o + 1
-            for n, s, p, d, k, o in zip(
-                x.shape[2:], *wide, w.shape[2:], tuple(output_padding) * (count if len(output_padding) == 1 else
-                1), strict=True,
-            )
-        ]  # fmt: skip
+        extra = tuple(output_padding) * (count if len(output_padding) == 1 else 1)
+        sizes, more = [], []
+        for n, step, pad, wide_step, k, rest in zip(x.shape[2:], *wide, w.shape[2:], extra, strict=True):
+            span = wide_step * (k - 1) + 1
+            sizes.append((n - 1) * step - 2 * pad + span + rest)
+            more.append((0, (sizes[-1] + 2 * pad - span) // step + 1 - n))  # windows that only padding has
+        x = x.emit("pad", widths=((0, 0), (0, 0), *more))
         z = x.emit("conv_input", w, shape=(x.shape[0], w.shape[1] * groups, *sizes), **options)
     else:
         z = x.emit("conv", w, **options)
@@ -399,8 +399,7 @@ def _resized(eye: Tensor, size: int, mode: str, align: bool, factor: float | Non
     """The matrix of interpolating vectors, from the images of the unit vectors."""
     aten: Any = torch.ops.aten
     if mode == "bicubic":
-        rows = aten.upsample_bicubic2d(eye[:, :, None], [1, size], align, None, factor)
-        return rows[:, 0, 0].T
+        return aten.upsample_bicubic2d(eye[:, :, None], [1, size], align, None, factor)[:, 0, 0].T
     if mode == "linear":
         return aten.upsample_linear1d(eye, [size], align, factor)[:, 0].T
     exact = {"nearest": aten.upsample_nearest1d, "nearest-exact": aten._upsample_nearest_exact1d}[mode]

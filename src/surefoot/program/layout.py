@@ -177,6 +177,13 @@ def _index_put(x: Any, index: Sequence[Any], values: Any, accumulate: bool = Fal
     return scattered(x, places_of(x)[at], values, accumulate)
 
 
+@rule("masked_scatter")
+def _masked_scatter(x: Any, mask: Any, values: Any) -> Symbol:
+    x = symbol_of(x, values).lift(x)
+    places = places_of(x)[fixed(mask).expand(x.shape)]
+    return scattered(x, places, x.lift(values).reshape([-1]).part(0, 0, places.numel()))
+
+
 @rule("scatter", "scatter_reduce")
 def _scatter(x: Any, dim: int, index: Any, values: Any, reduce: str = "", include_self: bool = True) -> Symbol:
     if reduce not in ("", "sum", "add"):
