@@ -24,7 +24,7 @@ from torch.func import vmap
 
 from surefoot.bounds.centre import SAME_NORM, UNIT, Centre, Unbounded, Weighted, additive, fibre
 from surefoot.bounds.scalars import bounds
-from surefoot.norms import frobenius_norm, norm_of_gram, spectral_norm
+from surefoot.norms import frobenius_norm, spectral_norm
 from surefoot.norms.hermitian import eigenvalue_bounds, gamma, product_error
 from surefoot.program import Node
 
@@ -119,7 +119,7 @@ class Jacobians:
         for asked in self.requests.values():
             for key, factors in asked:
                 if key in self.weighted_grams:
-                    norm = norm_of_gram(self.weighted_grams.pop(key), self.size) or math.inf
+                    norm = float(self._root(self.weighted_grams.pop(key)))
                 else:
                     norm = math.sqrt(self.weighted_totals.pop(key))
                 self.centre.weighted[key] = Weighted(factors, norm * (1 + 2.0**-30))
@@ -259,18 +259,20 @@ class Jacobians:
             if node.primitive.name == "reshape" and node.shape[-1:] == source.value.shape[-1:]:
                 point.fibres = source.fibres.reshape(point.fibres.shape)
         elif k in self.grams:
-            point.norm = min(point.norm, norm_of_gram(self.grams.pop(k), self.size) or math.inf)
+            point.norm = min(point.norm, float(self._root(self.grams.pop(k))))
         else:
             point.norm = min(point.norm, math.sqrt(self.totals.pop(k)) * (1 + 2.0**-40))
         if k in self.fibre_grams:
-            grams = self.fibre_grams.pop(k)
-            trace = grams.diagonal(dim1=-2, dim2=-1).sum(-1)
-            error = product_error(self.size) + gamma(grams.shape[-1])
-            top = (eigenvalue_bounds(grams) + 2 * error * trace).sqrt() * (1 + 2.0**-40)
-            inside = (trace > 1e-100) & (trace < 1e100)
-            top = torch.where(inside, top, math.inf).reshape(point.fibres.shape)
+            top = self._root(self.fibre_grams.pop(k)).reshape(point.fibres.shape)
             point.fibres = torch.minimum(point.fibres, top)
         point.fibres = point.fibres.clamp(max=point.norm)
+
+    def _root(self, grams: Tensor) -> Tensor:
+        """Bounds of norms from Gram matrices, which are off by at most γ times their traces."""
+        trace = grams.diagonal(dim1=-2, dim2=-1).sum(-1)
+        error = product_error(self.size) + gamma(grams.shape[-1])
+        top = (eigenvalue_bounds(grams) + 2 * error * trace).sqrt() * (1 + 2.0**-40)
+        return torch.where((trace > 1e-100) & (trace < 1e100), top, math.inf)
 
     def _slack(self, node: Node) -> Tensor:
         """How far rows are from what exact arithmetic makes of those of the arguments."""
