@@ -86,6 +86,14 @@ def test_models_on_meta_have_programs_with_true_masks() -> None:
     assert str(capture(real, ids).outputs) == str(program.outputs)
 
 
+def test_batch_statistics_are_no_state_that_is_read() -> None:
+    for device in ("cpu", "meta"):
+        model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).to(device)
+        names = [node.primitive.name for node in capture(model, X.to(device)).nodes]
+        assert names.count("normalize") == 1
+        capture(model.eval(), X.to(device))
+
+
 class Wrong(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

@@ -161,7 +161,10 @@ class Builder:
         return k not in self.constants or self.constants[k].is_floating_point()
 
     def _computed(self, name: str, inputs: tuple[int, ...], options: dict[str, Any]) -> Tensor:
-        return PRIMITIVES[name].run([self.constants[k] for k in inputs], **options)
+        values = [self.constants[k] for k in inputs]
+        if any(value.is_meta for value in values):  # unknown entries make unknown ones
+            values = [value.to("meta") for value in values]
+        return PRIMITIVES[name].run(values, **options)
 
     def _is_exact(self, name: str, inputs: tuple[int, ...], options: dict[str, Any]) -> bool:
         """Whether a primitive of constants is computed without rounding."""

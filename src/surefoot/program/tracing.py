@@ -237,6 +237,7 @@ class Tracer(TorchDispatchMode):
         self.builder = builder
         self._fakes = FakeTensorMode(allow_non_fake_inputs=True)
         self._storages: dict[int, _Storage] = {}
+        self._writing = False
         self._alive: list[Tensor] = []  # so that no storage is used twice
         self._table = decompositions()
         self.witness = Witness(builder, lambda value: self.node_of(value) if self._is_followed(value) else None)
@@ -347,7 +348,8 @@ class Tracer(TorchDispatchMode):
         name = func.overloadpacket.__name__
         tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
         variables = [value for value in tensors if self.is_variable(value)]
-        self.witness.check(name, schema, args, kwargs, tensors, torch.Tag.nondeterministic_seeded in func.tags)
+        if not self._writing:  # what is written into is not read for its sake
+            self.witness.check(name, schema, args, kwargs, tensors, torch.Tag.nondeterministic_seeded in func.tags)
         if not variables or func.namespace == "prim":
             return func(*args, **kwargs)
         if name == "masked_select" and not self.is_variable(args[1]):
@@ -440,10 +442,18 @@ class Tracer(TorchDispatchMode):
         )
         return value.fill_(fill)
 
+    def _returned(self, formula: Any, args: Any, kwargs: Any) -> Tensor:
+        """What is written, as the result of an operation that writes nothing."""
+        outer, self._writing = self._writing, True
+        try:
+            with self:
+                return formula(*args, **kwargs)
+        finally:
+            self._writing = outer
+
     def _into(self, target: Tensor, func: Any, args: Any, kwargs: Any) -> Tensor:
         """An operation whose result is written into a tensor."""
-        with self:
-            result = func.overloadpacket(*args, **kwargs)
+        result = self._returned(func.overloadpacket, args, kwargs)
         self._write(target, self.node_of(result))
         return target
 
@@ -455,9 +465,7 @@ class Tracer(TorchDispatchMode):
         elif formula is None:
             raise self._unsupported(func)
         else:
-            with self:
-                result = formula(*args, **kwargs)
-            symbols = Symbol(self.builder, self.node_of(result))
+            symbols = Symbol(self.builder, self.node_of(self._returned(formula, args, kwargs)))
         if isinstance(target, FakeTensor):
             func(*self._faked(args), **self._faked(kwargs))
         self._write(target, symbols.expand(target.shape).index)

@@ -36,9 +36,9 @@ from surefoot.errors import EvaluationError, ObjectiveError
 from surefoot.graph import Graph, Source
 from surefoot.operations.losses.sums import divisor
 from surefoot.processes import Processes
-from surefoot.program.checks import as_inputs
+from surefoot.program.checks import as_inputs, selected
 from surefoot.value.interaction import refuse_interaction
-from surefoot.value.valuer import Evaluation, InfiniteValue, Run, Valuer, compared, is_exact_here
+from surefoot.value.valuer import Evaluation, InfiniteValue, Run, Valuer, is_exact_here
 
 _TARGETS, _MODEL = "targets of the loss", "model."  # names in a model with its loss
 _MOST = 64  # programs that are held at a time
@@ -368,13 +368,15 @@ class Batch:
     @property
     def data(self) -> dict[str, Tensor]:
         """Its tensors by the names of the program's inputs."""
-        names = [f"x.{k}" if len(self.args) > 1 else "x" for k in range(len(self.args))]
-        return {**dict(zip(names, self.args, strict=True)), **self.kwargs, _TARGETS: self.targets}
+        if self.kwargs:
+            return {**self.kwargs, _TARGETS: self.targets}
+        return {f"x.{k}": tensor for k, tensor in enumerate((*self.args, self.targets))}
 
     def valuer(self, model: nn.Module, objective: Any) -> Valuer:
         """The valuer for all batches that differ in real numbers only."""
         whole = _WithLoss(model, objective, self.labels)
-        return Valuer.of_program(whole, self.args, {**self.kwargs, _TARGETS: self.targets})
+        inputs = {**self.kwargs, _TARGETS: self.targets} if self.kwargs else (*self.args, self.targets)
+        return Valuer.of(whole, inputs, single=True)
 
 
 class _WithLoss(nn.Module):
@@ -385,8 +387,9 @@ class _WithLoss(nn.Module):
         self.model, self.objective, self.labels = model, objective, labels
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
-        targets = kwargs.pop(_TARGETS)
-        outputs = compared(self.model(*args, **kwargs)).double()
+        targets = kwargs.pop(_TARGETS) if kwargs else args[-1]
+        args = () if kwargs else args[:-1]
+        outputs = selected(self.model(*args, **kwargs)).double()
         numbers = targets if self.labels is None else torch.zeros(self.labels, dtype=torch.int64)
         rows, arranged = self.objective.arranged(outputs, numbers)
         right = targets if self.labels is not None else arranged

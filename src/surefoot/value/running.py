@@ -156,6 +156,8 @@ class Runner:
             case "logsumexp" if len(node.inputs) == 1:
                 dim, keepdim = options["dim"], options["keepdim"]
                 return lambda x: x.logsumexp(dim, keepdim)
+            case "logsumexp" | "softmax" if len(node.inputs) == 2 and node.inputs[1] in self.program.constants:
+                return self._masked(node)
             case "softmax_back":
                 dim = options["dim"]
                 return lambda g, y: _aten._softmax_backward_data(g, y, dim, y.dtype)
@@ -166,6 +168,16 @@ class Runner:
                 known = _FUNCTIONS.get(function.name + "'" * function.order)
                 return function if known is None else _with(known, function.parameters)
         return lambda *t: run(t, **options)
+
+    def _masked(self, node: Node) -> Kernel:
+        """Soft-max or log-sum-exp with a mask that stays the same."""
+        hidden, options = self.program.constants[node.inputs[1]] == 0, node.options
+        dim, keepdim = options["dim"], options.get("keepdim")
+        if node.primitive.name == "logsumexp":
+            return lambda x, mask: x.masked_fill(hidden, -math.inf).logsumexp(dim, keepdim)
+        if bool(hidden.all(dim).any()):  # nothing is left of a row
+            return lambda x, mask: x.masked_fill(hidden, -math.inf).softmax(dim).masked_fill(hidden, 0.0)
+        return lambda x, mask: x.masked_fill(hidden, -math.inf).softmax(dim)
 
     def _normalisation(self, node: Node) -> Kernel:
         """What normalises a tensor also knows 1/σ, which the transpose asks for."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -29,13 +29,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surefoot.calculus.leaves import captured
 from surefoot.errors import EvaluationError, describe
 from surefoot.norms.hermitian import singles_are_exact
 from surefoot.norms.matrix import spectral_norm
-from surefoot.program import trace
+from surefoot.program import capture
 from surefoot.program.checks import as_inputs
-from surefoot.torch_private import norms_together, tree_leaves
+from surefoot.torch_private import norms_together
 from surefoot.value.entries import Entries
 from surefoot.value.joint import Bound, Joint
 from surefoot.value.norms import Norms, count_near
@@ -153,14 +152,6 @@ def is_exact_here(weights: Mapping[str, Tensor]) -> bool:
     return all(map(singles_are_exact, {w.device for w in weights.values()}))
 
 
-def compared(out: Any) -> Tensor:
-    """What an objective reads: the one tensor that a model returns, or the loss that it computes itself."""
-    if isinstance(out, Tensor):
-        return out
-    loss = getattr(out, "loss", None)
-    return loss if isinstance(loss, Tensor) else next(t for t in tree_leaves(out) if isinstance(t, Tensor))
-
-
 class Valuer:
     """Evaluates one function at many weights.
 
@@ -210,30 +201,23 @@ class Valuer:
         return sorted(judged)
 
     @classmethod
-    def of(cls, model: nn.Module, x: Any, objective: nn.Module, *, single: bool = False) -> Valuer:
-        """The valuer for the objective of a model on a batch; with that in single precision, if there is one and
-        it is asked for.
+    def of(cls, model: nn.Module, x: Any, objective: nn.Module | None = None, *, single: bool = False) -> Valuer:
+        """The valuer for the objective of a model on a batch, or of the number that it returns; with that in
+        single precision, if there is one and it is asked for.
 
         Raises:
             CaptureError: if the model cannot be read.
             ObjectiveError: if the objective does not fit the outputs.
         """
-        captured(model, x, objective)  # refuses what is no function of the weights
         args, kwargs = as_inputs(x)
-        return cls.of_program(model, args, kwargs, lambda out: objective(compared(out).double()), single=single)
-
-    @classmethod
-    def of_program(
-        cls, model: nn.Module, args: Sequence[Tensor], kwargs: Mapping[str, Tensor],
-        objective: Callable[[Any], Tensor] | None = None, *, single: bool = True,
-    ) -> Valuer:  # fmt: skip
-        """The same, of a model that may compute its loss itself."""
+        # in double precision, so that targets are not rounded to the type of the outputs
+        goal = None if objective is None else lambda out: objective(out.double())
         frozen = [p for p in model.parameters() if not p.requires_grad and p.is_floating_point()]
         trainable = {name for name, p in model.named_parameters() if p.requires_grad}
         try:
             for p in frozen:  # whose round-off counts as well
                 p.requires_grad_()
-            program = trace(model, args, objective, kwargs=kwargs)
+            program = capture(model, x, goal)
         finally:
             for p in frozen:
                 p.requires_grad_(False)
@@ -343,7 +327,7 @@ class Valuer:
                     bounds = self._bounds = self._bounded(run, sizes, room)
                 first = self._first_order(run, sizes, bounds)
                 total = min(total, (first + bounds.second) * _SLACK)
-                sharp = bounds.second <= (0.5 if room > 1.5 else 2.0) * first < math.inf
+                sharp = bounds.second <= (0.5 if room > 1.5 else 3.0) * first < math.inf
                 if sharp or total <= enough:
                     return total
                 self._bounds = None
