@@ -177,7 +177,7 @@ KINKED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("function", "torch_function", "smoothness", "kinks"), KINKED, ids=lambda v: str(v)[:40])
+@pytest.mark.parametrize(("function", "torch_function", "smoothness", "kinks"), KINKED, ids=range(len(KINKED)))
 def test_functions_in_pieces(
     function: Scalar, torch_function: Callable, smoothness: int, kinks: tuple[float, ...]
 ) -> None:
