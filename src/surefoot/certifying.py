@@ -130,6 +130,8 @@ def _with_curvature(
     """With an estimate of the curvature at the weights, where the certificate speaks of steps from there."""
     steps = certificate.block_gradients and certificate.radius is not None and certificate.inverse_smoothness
     if not steps or objective is None or certificate.wrt != "params" or certificate.regularizer:
+        return replace(certificate, curvature=None)
+    if certificate.curvature is not None:
         return certificate
     with ordinary_device():
         curvature = curvature_at_weights(model, x, objective, _PRODUCTS[certificate.effort])

@@ -49,7 +49,7 @@ class Hessian:
         self.matrix = Jacobians(self.centre).hessian
         self._ball = Ball(self.centre, 0.0)
         self.offset = self._changed(self._ball)
-        self.norm = (symmetric_norm(self.matrix.clone()) + self.offset) * MARGIN
+        self.norm = (symmetric_norm(self.matrix.clone()) + self.offset) * (1 + 2.0**-50)
         self.radius = self._integral = self.moved = 0.0
 
     def _changed(self, ball: Ball) -> float:
@@ -70,7 +70,7 @@ class Hessian:
     @property
     def smoothness(self) -> float:
         """A bound of the norm of the second derivative on the ball of the present radius."""
-        return (self.norm + self.moved) * MARGIN
+        return (self.norm + self.moved) * (1 + 2.0**-50)
 
     def again(self) -> Hessian:
         """The same centre, with the radius zero."""

@@ -107,7 +107,7 @@ class Jacobians:
 
     def _weigh(self, node: Node, tangent: Tensor) -> None:
         for key, factors in self.requests.get(node.index, ()):
-            flat = tangent.flatten(1) * factors.reshape(-1)
+            flat = tangent.reshape(len(tangent), -1) * factors.reshape(-1)
             if flat.shape[1] <= min(_SIDE, self.size):
                 self.weighted_grams[key] = self.weighted_grams.get(key, 0.0) + flat.mT @ flat
                 continue
@@ -168,7 +168,7 @@ class Jacobians:
         parts = []
         for k in outputs:
             zeros = self.centre.points[k].value.new_zeros(stop - start, self.program.nodes[k].shape.numel())
-            parts.append(tangents[k].flatten(1) if k in tangents else zeros)
+            parts.append(tangents[k].reshape(zeros.shape) if k in tangents else zeros)
         return torch.cat(parts, 1)
 
     def _unit(self, node: Node, start: int, stop: int) -> Tensor:
@@ -209,7 +209,10 @@ class Jacobians:
                 chosen = dict(zip(which, numbers, strict=True))
                 return self.centre.select(node, [chosen.get(k, zero) for k, zero in enumerate(zeros)])
 
-            return vmap(select)(*parts) if parts else zeros[0].new_zeros(0)
+            if not parts:  # only what is compared moves
+                count = next(len(t) for t in given if t is not None)
+                return zeros[0].new_zeros(count, *node.shape)
+            return vmap(select)(*parts)
         terms = additive(node)
         moving = [k for k in terms if given[k] is not None]
         fixed = [torch.zeros_like(p.value) if k in terms else p.value for k, p in enumerate(points)]
@@ -222,7 +225,7 @@ class Jacobians:
 
     def _gather(self, node: Node, tangent: Tensor) -> None:
         """Add the norms of a part to those of the others."""
-        k, flat = node.index, tangent.flatten(1)
+        k, flat = node.index, tangent.reshape(len(tangent), -1)
         squares = torch.linalg.vector_norm(flat, dim=0).square()
         self.squares[k] = self.squares.get(k, 0.0) + squares
         if k not in self.wanted or not flat.numel():

@@ -50,7 +50,8 @@ from surefoot.calculus.leaves import ordinary_device
 from surefoot.calculus.segment.along import Majorant
 from surefoot.certificate.added import Bounds, added, summed
 from surefoot.certificate.downhill import Downhill
-from surefoot.certificate.proving import Proof, from_weights, longest_proved, near_weights, refuse_penalty
+from surefoot.certificate.from_hessian import near_weights
+from surefoot.certificate.proving import Proof, from_weights, longest_proved, refuse_penalty
 from surefoot.certificate.record import Certificate
 from surefoot.certificate.regularised import Penalty, regularised
 from surefoot.certificate.summed import ProvedSum

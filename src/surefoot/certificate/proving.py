@@ -44,6 +44,7 @@ from surefoot.calculus.leaves import Wrt, ordinary_device
 from surefoot.calculus.segment.along import Along
 from surefoot.certificate.added import Bounds
 from surefoot.certificate.downhill import gradient_step
+from surefoot.certificate.from_hessian import AroundWeights, near_weights
 from surefoot.certificate.from_sizes import bounds_from_sizes
 from surefoot.certificate.record import Certificate, Row
 from surefoot.certificate.regularised import Penalty, regularised
@@ -162,13 +163,13 @@ def from_weights(certificate: Certificate, radius: float, inner: list[tuple[floa
     return replace(certificate, one_step=guarantees.seen_from_weights([*inner, (radius, certificate.smoothness)]))
 
 
-def with_gradient_step(certificate: Certificate, analysis: Analysis, centre: Centre) -> Certificate:
+def with_gradient_step(certificate: Certificate, analysis: Analysis, cost: int) -> Certificate:
     """The certificate with the longest step that is proved on the segment against the gradient."""
     try:
         step, expansions = gradient_step(analysis, certificate.step_size)
     except UnsupportedOperation:
         return certificate
-    return replace(certificate, gradient_step=step, gradients=centre.cost + in_gradients(expansions=expansions))
+    return replace(certificate, gradient_step=step, gradients=cost + in_gradients(expansions=expansions))
 
 
 def certify_proved(
@@ -195,31 +196,31 @@ def certify_proved(
     spent = effort if isinstance(effort, Effort) else effort_named(effort)
     if objective is None or wrt == "input":
         refuse_penalty(regularizer, is_objective=False)
-        around = ProductBall(1.0) if domain is None else domain
+        over = ProductBall(1.0) if domain is None else domain
         with ordinary_device(), suppress(UnsupportedOperation):
             function = Function.of(model, x, objective, wrt)
-            proved = bounds_from_sizes(function, around, input_norm, spent.name).certificate
+            proved = bounds_from_sizes(function, over, input_norm, spent.name).certificate
             if proved.lipschitz.is_finite:
                 return proved
+    ball = domain if isinstance(domain, Ball) and domain.center == "present" else None
+    around_weights = objective is not None and wrt == "params" and input_norm is None and regularizer is None
+    if objective is not None and around_weights and domain is ball:
+        with ordinary_device():
+            around = AroundWeights.of(model, x, objective, spent)
+            if around is not None:
+                certificate = _on_balls(around, ball, spent)
+                if not (spent.downhill and certificate.step_size):
+                    return certificate
+                return with_gradient_step(certificate, Analysis.of(model, x, objective), around.cost)
     return proved_of(Analysis.of(model, x, objective), domain, spent, wrt, input_norm, regularizer)
 
 
-def near_weights(certificate: Certificate, value: Magnitude) -> Certificate:
-    r"""The certificate on a ball around the weights, with what follows from the value and the gradient there:
-    :math:`\ell \le \|\nabla F(u_0)\| + rL`, also of a block, and :math:`m \le |F(u_0)| + r\ell` (Fact
-    refined_smooth).
-    """
-    radius, gradients = certificate.radius, certificate.block_gradients
-    if not isinstance(radius, float) or gradients is None or not certificate.scalar:
-        return certificate
-    added = certificate.smoothness * radius
-    lipschitz = minimum(certificate.lipschitz, added + math.hypot(*gradients.values()) * (1 + 1e-12))
-    by_block = {
-        path: minimum(slope, added + gradients[path] * (1 + 1e-12), lipschitz)
-        for path, slope in certificate.block_lipschitz.items()
-    }
-    bound = minimum(certificate.bound, value + lipschitz * radius)
-    return replace(certificate, lipschitz=lipschitz, block_lipschitz=by_block, bound=bound)
+def _on_balls(around: AroundWeights, domain: Ball | None, effort: Effort) -> Certificate:
+    """The certificate on a ball, or the one with the longest step; through the shells on the way."""
+    if domain is None:
+        return longest_proved(around.on, effort, around.whole)
+    certificate, inner = around.on(domain), around.whole.path[:-1]
+    return from_weights(certificate, domain.radius, inner) if inner else certificate
 
 
 class Proof:
@@ -253,7 +254,7 @@ class Proof:
         self.has_gradient = analysis.reading.is_scalar and analysis.has_values and input_norm is None
         self.at_weights = around and self.has_gradient
         alone = self.at_weights and isinstance(domain, Ball) and domain.radius == 0
-        whole = Whole.of(analysis, spent, keep) if self.at_weights and wrt == "params" else None
+        whole = Whole.of_analysis(analysis, spent, keep) if self.at_weights and wrt == "params" else None
         self.spent, self.centre = spent, Centre(spent, whole, alone, keep)
 
     def over(self, domain: Domain) -> Pass:
@@ -317,13 +318,13 @@ def proved_of(
             if isinstance(domain, Ball) and inner:
                 certificate = from_weights(certificate, domain.radius, inner)
             if downhill and proof.at_weights and certificate.step_size:
-                certificate = with_gradient_step(certificate, analysis, centre)
+                certificate = with_gradient_step(certificate, analysis, centre.cost)
             return replace(certificate, weights_inside=proof.holds_weights(domain))
         if wrt != "params" or not proof.has_gradient:
             return on(ProductBall(1.0))
         certificate = longest_proved(on, proof.spent, whole)
         if downhill:
-            return with_gradient_step(certificate, analysis, centre)
+            return with_gradient_step(certificate, analysis, centre.cost)
         return replace(certificate, gradients=certificate.gradients and centre.cost)
 
 

@@ -182,7 +182,7 @@ class Regularised:
 
     def _dense(self) -> Bound | None:
         """The Hessian, written out; ``None`` if an operation has no second derivative with a proved error."""
-        together = Whole.of(self.network.whole, HIGH, keep=True)
+        together = Whole.of_analysis(self.network.whole, HIGH, keep=True)
         if together is None or together.hessian is None:
             return None
         hessian = together.hessian

@@ -1,7 +1,7 @@
 r"""The second derivative in all weights together, at the weights and on balls around them.
 
-A view of :class:`surefoot.bounds.hessian.Hessian` in the order of the variables of an analysis. It is used
-wherever it is affordable: what it costs is counted from the program before anything is computed.
+A view of :class:`surefoot.bounds.hessian.Hessian` for certificates. It is used wherever it is affordable: what it
+costs is counted from the program before anything is computed.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from surefoot.calculus.analysis import Analysis
 from surefoot.calculus.effort import Effort
 from surefoot.errors import CaptureError, UnsupportedOperation
 from surefoot.magnitude import Magnitude
-from surefoot.norms import spectral_norm
+from surefoot.norms import frobenius_norm, spectral_norm
 from surefoot.program import Program, differentiate
 
 _LARGEST = 12_000  # weights
+_TURNS = 60
 
 
 class Whole:
@@ -51,21 +52,30 @@ class Whole:
             self.norm, self.hessian = Magnitude.infinity(), Written(matrix, Magnitude.of(error))
 
     @classmethod
-    def of(cls, analysis: Analysis, effort: Effort, keep: bool = False) -> Whole | None:
+    def of(cls, function: Function, effort: Effort, names: Sequence[str] = (), keep: bool = False) -> Whole | None:
         """The second derivative of an objective; ``None`` if it is too costly or has no rules."""
-        names = [leaf.path for block in analysis.variables().values() for leaf in block]
-        if not effort.directions > 0:
-            return None
+        names = names or function.variables
         try:
-            function = Function.of(analysis.model, analysis.x, analysis.objective)
             program = differentiate(function.program, names)
             sizes = [program.nodes[program.inputs[name]].shape.numel() for name in names]
             if sum(sizes) > _LARGEST or cost(program, names) > effort.whole:
                 return None
             ball = Hessian(program, function.values, names)
-        except (CaptureError, UnsupportedOperation, NotImplementedError, Unbounded, ArithmeticError, KeyError):
+        except (UnsupportedOperation, NotImplementedError, Unbounded, ArithmeticError):
             return None
         return cls(ball, sizes, keep, effort.parts)
+
+    @classmethod
+    def of_analysis(cls, analysis: Analysis, effort: Effort, keep: bool = False) -> Whole | None:
+        """The same in the order of the variables of an analysis."""
+        if not effort.directions:
+            return None
+        names = [leaf.path for block in analysis.variables().values() for leaf in block]
+        try:
+            function = Function.of(analysis.model, analysis.x, analysis.objective)
+        except (CaptureError, UnsupportedOperation):
+            return None
+        return cls.of(function, effort, names, keep) if set(names) == set(function.variables) else None
 
     def moved(self, radius: float) -> Magnitude:
         """How far the second derivative moves on a ball."""
@@ -85,6 +95,26 @@ class Whole:
         """A bound of the norm on a ball in one piece."""
         self.balls += 1
         return self._ball.again().grow(radius)
+
+    def gradients(self) -> list[float]:
+        """Bounds of the norm of the gradient at the weights in each variable."""
+        centre = self._ball.centre
+        points = [centre.points[k] for k in centre.program.outputs[1:]]
+        return [frobenius_norm(p.value.abs() + p.error) for p in points]
+
+    def attained(self) -> float:
+        """A number at most the norm at the weights, up to round-off: how much a vector is stretched that is turned
+        towards the largest eigenvalue.
+        """
+        matrix = self._ball.matrix
+        vector = torch.linspace(1.0, 2.0, len(matrix), dtype=matrix.dtype, device=matrix.device)
+        for _ in range(_TURNS):
+            vector = matrix @ vector
+            length = float(torch.linalg.vector_norm(vector))
+            if not 0 < length < math.inf:
+                return 0.0
+            vector = vector / length
+        return max(float(torch.linalg.vector_norm(matrix @ vector)) * (1 - 1e-12) - self._ball.offset, 0.0)
 
     def between_variables(self) -> Magnitude:
         """Bounds of the second derivative at the weights between two variables each."""
