@@ -188,7 +188,7 @@ class Mixed(nn.Module):
 
 
 def test_what_is_assumed_of_operations_of_others_is_said() -> None:
-    certificate = of(Mixed(), 1.0, sf.Ball(0.01))
+    certificate = of(Mixed(), 1.0, sf.ProductBall(0.01, center="present"))
     (remark,) = certificate.remarks
     assert remark.startswith("assumed: 'example.unit_rms', a rule of additions.own_normalisation")
     assert "assumed: 'example.unit_rms'" in str(certificate)

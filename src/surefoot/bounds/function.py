@@ -161,9 +161,9 @@ def blocks_of(
         return {"input": real}
     trained = {name for name, value in model.named_parameters() if value.requires_grad}
     users, blocks = program.users(), dict[str, list[str]]()
-    first = {name: min(users[program.inputs[name]], default=-1) for name in program.parameters}
+    first = {name: min(users[program.inputs[name]], default=len(users)) for name in program.parameters}
     for name in sorted(program.parameters, key=lambda name: first[name]):
-        if name in trained and first[name] >= 0:
+        if name in trained:
             blocks.setdefault(name.rpartition(".")[0], []).append(name)
     if not blocks:
         raise DomainError("no parameter asks for gradients: nothing varies. Call model.requires_grad_(True)")

@@ -13,7 +13,7 @@ from surefoot.bounds.function import Function
 from surefoot.bounds.size import by_block
 from surefoot.calculus.adjoint.whole import Whole
 from surefoot.calculus.assemble import Curvature
-from surefoot.calculus.effort import AROUND_DIRECTIONS, Effort, in_gradients
+from surefoot.calculus.effort import AROUND_DIRECTIONS, ONE_BALL, Effort, in_gradients
 from surefoot.certificate.from_sizes import bounds_from_sizes
 from surefoot.certificate.record import Certificate
 from surefoot.domains import Ball, Domain
@@ -34,7 +34,7 @@ class AroundWeights:
         self.cost = in_gradients(directions=whole.directions)
 
     @classmethod
-    def of(cls, model: nn.Module, x: Any, objective: nn.Module, effort: Effort) -> AroundWeights | None:
+    def of(cls, model: nn.Module, x: Any, objective: nn.Module | None, effort: Effort) -> AroundWeights | None:
         """``None`` if the second derivative is too costly or an operation has no rule."""
         if not effort.directions:
             return None
@@ -52,7 +52,7 @@ class AroundWeights:
         moved = self.whole.moved(domain.radius)
         matrix = minimum(proved.curvature.matrix, self.whole.between_variables() + moved)
         smooth, matrix = Curvature(matrix, moved, matrix).bounded(self.whole.norm)
-        self.cost += AROUND_DIRECTIONS * self.whole.balls
+        self.cost += ONE_BALL + AROUND_DIRECTIONS * self.whole.balls
         self.whole.balls = 0
         attained, variables = self.whole.attained(), self.function.variables
         slopes = dict(zip(variables, self.whole.gradients(), strict=True))
@@ -64,7 +64,7 @@ class AroundWeights:
             block_smoothness=matrix if proved.members is None else by_block(matrix, proved.members),
             reasons=() if smooth.is_finite else proved.certificate.reasons,
             block_gradients={path: math.hypot(*parts) * (1 + 1e-15) for path, parts in by_path.items()},
-            gradients=(proved.certificate.gradients or 0) + self.cost,
+            gradients=self.cost,
         )
         return near_weights(certificate, proved.value)
 

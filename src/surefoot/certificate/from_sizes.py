@@ -160,9 +160,9 @@ def _damping(
     def compute() -> tuple[Magnitude, bool]:
         network, loss = parts()
         result = network.over(domain, input_norm)
-        (outputs,) = result.outputs
-        curvature = smoothness(assemble(terms(result), len(result.region.variables)))
-        sizes = loss.from_size(outputs)
-        return sizes.outputs[1].bound * curvature, function.quadratic
+        variables = len(result.region.variables)
+        matrix = objective(result).matrix if network.is_scalar else assemble(terms(result), variables)
+        sizes = loss.from_size(result.outputs[0])
+        return sizes.outputs[1].bound * smoothness(matrix), function.quadratic
 
     return compute

@@ -194,6 +194,15 @@ def certify_proved(
         with ordinary_device():
             return on_segment(Along(model, x, objective), domain)
     spent = effort if isinstance(effort, Effort) else effort_named(effort)
+    ball = domain if isinstance(domain, Ball) and domain.center == "present" else None
+    if wrt == "params" and input_norm is None and regularizer is None and domain is ball:
+        with ordinary_device():
+            around = AroundWeights.of(model, x, objective, spent)
+            if around is not None:
+                certificate = _on_balls(around, ball, spent)
+                if not (spent.downhill and certificate.step_size):
+                    return certificate
+                return with_gradient_step(certificate, Analysis.of(model, x, objective), around.cost)
     if objective is None or wrt == "input":
         refuse_penalty(regularizer, is_objective=False)
         over = ProductBall(1.0) if domain is None else domain
@@ -202,16 +211,6 @@ def certify_proved(
             proved = bounds_from_sizes(function, over, input_norm, spent.name).certificate
             if proved.lipschitz.is_finite:
                 return proved
-    ball = domain if isinstance(domain, Ball) and domain.center == "present" else None
-    around_weights = objective is not None and wrt == "params" and input_norm is None and regularizer is None
-    if objective is not None and around_weights and domain is ball:
-        with ordinary_device():
-            around = AroundWeights.of(model, x, objective, spent)
-            if around is not None:
-                certificate = _on_balls(around, ball, spent)
-                if not (spent.downhill and certificate.step_size):
-                    return certificate
-                return with_gradient_step(certificate, Analysis.of(model, x, objective), around.cost)
     return proved_of(Analysis.of(model, x, objective), domain, spent, wrt, input_norm, regularizer)
 
 
