@@ -39,6 +39,7 @@ from surefoot.torch_private import (
     FakeTensorMode,
     TorchDispatchMode,
     decompositions,
+    distributions_unchecked,
     out_of_place,
     python_dispatcher,
     schema_of,
@@ -175,6 +176,7 @@ def _as_if_alone(model: nn.Module, device: torch.device) -> Iterator[None]:
         stack.enter_context(with_gradients())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(without_onednn())
+        stack.enter_context(distributions_unchecked())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         if torch.get_default_device().type == "meta":
