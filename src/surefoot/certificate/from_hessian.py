@@ -16,6 +16,7 @@ from surefoot.calculus.assemble import Curvature
 from surefoot.calculus.effort import AROUND_DIRECTIONS, ONE_BALL, Effort, in_gradients
 from surefoot.certificate.from_sizes import bounds_from_sizes
 from surefoot.certificate.record import Certificate
+from surefoot.certificate.rows import Row
 from surefoot.domains import Ball, Domain
 from surefoot.errors import CaptureError, UnsupportedOperation
 from surefoot.magnitude import Magnitude, minimum
@@ -66,7 +67,15 @@ class AroundWeights:
             block_gradients={path: math.hypot(*parts) * (1 + 1e-15) for path, parts in by_path.items()},
             gradients=self.cost,
         )
-        return near_weights(certificate, proved.value)
+        certificate, rows = near_weights(certificate, proved.value), proved.certificate.make_rows
+
+        def sharper() -> list[Row]:
+            """The last operation makes the value itself."""
+            *others, last = rows()
+            bound, lipschitz = certificate.bound, certificate.lipschitz
+            return [*others, replace(last, bound=bound, lipschitz=lipschitz, smoothness=certificate.smoothness)]
+
+        return replace(certificate, make_rows=sharper)
 
 
 def near_weights(certificate: Certificate, value: Magnitude) -> Certificate:

@@ -92,7 +92,7 @@ def translated(error: Exception, model: nn.Module, inputs: Sequence[Tensor], pat
         if re.search(pattern, text, re.IGNORECASE):
             more = _devices(model, inputs) if "devices" in what else ""
             return CaptureError(f"{what}{more}{at}", where=path, remedy=remedy)
-    module = model.get_submodule(path)
+    module = dict(model.named_modules()).get(path, model)
     of = f" of {module}" if "\n" not in repr(module) else ""
     shapes = ", ".join(str(tuple(value.shape)) for value in inputs)
     remedy = f"Check that model(x) runs on this input (of shape {shapes}), and that it uses plain PyTorch."

@@ -23,7 +23,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from surefoot.errors import CaptureError, UnsupportedOperation
+from surefoot.errors import CaptureError, ObjectiveError, UnsupportedOperation
 from surefoot.program.builder import Builder
 from surefoot.program.checks import select_outputs, with_gradients
 from surefoot.program.decompositions import RULES
@@ -151,7 +151,7 @@ def traced(
             result = functional_call(model, owned, inputs, named)
             builder.path = "objective"
             outputs = select_outputs(result if objective is None else objective(result))
-    except UnsupportedOperation:
+    except (UnsupportedOperation, ObjectiveError):
         raise
     except Exception as error:  # of any type: it comes from the model
         raise translated(error, model, (*args, *kwargs.values()), builder.path) from None
