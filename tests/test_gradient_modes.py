@@ -32,7 +32,7 @@ def _losses(optimizer: Any, x: Tensor, y: Tensor) -> list[float]:
 
 def _epochs(model: nn.Module, x: Tensor, y: Tensor) -> float:
     adam = torch.optim.Adam(model.eval().parameters(), 0.01)
-    return sf.ProvedEpochs(adam, sf.CrossEntropy(), [(x[:8], y[:8]), (x[8:], y[8:])], model=model).step()
+    return sf.ProvedEpochs(adam, sf.CrossEntropy(), [(x[:8], y[:8]), (x[8:], y[8:])], model=model).run(epochs=2)
 
 
 def _passes(chain: sf.Chain, traced: bool = False) -> list[float]:

@@ -33,7 +33,7 @@ ROWS = (
 )
 ROW = {name: k for k, names in enumerate(ROWS) for name in names.split()}
 LEAVES = ("certifying", "clustering", "data", "integrations", "paper", "smoothing", "zoo", "cli")
-MOST_LINES, MOST_FILES_READ = 67_040, 60  # of src, and for a certificate: raised only for a new ability
+MOST_LINES, MOST_FILES_READ = 60_700, 60  # of src, and for a certificate: raised only for a new ability
 READ_LEAVES = ("integrations", "cli", "certifying", "__init__", "__main__")
 
 

@@ -205,10 +205,9 @@ def evaluate(
 def _sharper(model: nn.Module, x: Any, objective: nn.Module, known: Evaluation) -> Evaluation:
     """The value by errors of the entries of a program, where its operations have such and they are smaller."""
     try:
-        by_program = ValuerOfProgram.of(model, x, objective)
-    except UnsupportedOperation:
+        evaluation = ValuerOfProgram.of(model, x, objective).evaluate(dict(model.named_parameters()))
+    except (UnsupportedOperation, EvaluationError):
         return known
-    evaluation = by_program.evaluate(dict(model.named_parameters()))
     return evaluation if evaluation.error < known.error else known
 
 

@@ -13,6 +13,7 @@ from torch.func import functional_call, hessian, jacrev
 from surefoot.bounds.breakdown import groups, reasons, shares, smoothness_by_tensor
 from surefoot.bounds.function import Function
 from surefoot.bounds.size import assemble, smoothness, terms
+from surefoot.bounds.size import objective as constants_of
 from surefoot.domains import Ball, ProductBall
 from surefoot.objectives import BinaryCrossEntropy, CrossEntropy, Square
 
@@ -224,3 +225,20 @@ def test_rounding_at_the_centre_is_counted() -> None:
     assert float((size.value - 1 / 3).abs().max()) > 1e-10
     assert float(size.bound) >= math.sqrt(2) / 3
     assert 1e-10 < float(size.spread) < 1e-7
+
+
+def test_a_saddle_is_not_flat() -> None:
+    """Where all slopes are zero, the curvature of a product is not."""
+    model, x = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2)).double(), torch.ones(4, 3, dtype=torch.float64)
+    result = Function.of(model, x).over(Ball(0.0, center="origin"))
+    assert float(smoothness(assemble(terms(result), 4))) >= float(torch.linalg.matrix_norm(x, 2))
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.ELU, nn.LeakyReLU, nn.Hardtanh])
+def test_at_a_kink_every_one_sided_slope_counts(activation: type[nn.Module]) -> None:
+    x = torch.tensor([[0.0, 1.0 if activation is nn.Hardtanh else 0.0]], dtype=torch.float64)
+    loss = Square(torch.full((1, 2), 3.0, dtype=torch.float64))
+    proved = constants_of(Function.of(activation(), x, loss, wrt="input").over(Ball(0.0)))
+    for move in (torch.tensor([[a, b]], dtype=torch.float64) * 2.0**-30 for a in (-1, 1) for b in (-1, 1)):
+        slope = abs(float(loss(activation()(x + move)) - loss(activation()(x)))) / float(move.norm())
+        assert slope <= float(proved.gradients.norm()) + 1e-6

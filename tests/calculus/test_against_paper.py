@@ -57,7 +57,6 @@ MODELS = {
     },
     "conv-average": (lambda: convolutional(nn.Softplus, nn.AvgPool2d(2)), (3, 2, 8, 8)),
     "conv-max": (lambda: convolutional(nn.ReLU, nn.MaxPool2d(2)), (3, 2, 8, 8)),
-    "residual": (Residual, (4, 5)),
     "batch-norm": (
         lambda: nn.Sequential(
             nn.Linear(6, 5), nn.Softplus(), nn.BatchNorm1d(5, eps=0.1, affine=False), nn.Linear(5, 2)

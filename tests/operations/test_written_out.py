@@ -59,7 +59,6 @@ SMOOTH: dict[str, Function] = {
     "cdist": lambda h, w: torch.cdist(h + 9, w),
     "pairwise_distance": lambda h, w: F.pairwise_distance(h + 9, h.tanh()),
     "dist": lambda h, w: torch.dist(h + 9, w[0]),
-    "power spectrum": lambda h, w: torch.fft.rfft(h, dim=1).abs() ** 2 + torch.fft.rfft(h, dim=1).abs().square(),
     "squared norm": lambda h, w: h.norm(dim=1) * h.norm(dim=1),
     "det": lambda h, w: h * torch.linalg.det(w[:, :3]) + torch.det(h[:4, :4]),
     "slogdet": lambda h, w: h + torch.linalg.slogdet(-9 * torch.eye(3, dtype=w.dtype) + w[:, :3])[1],

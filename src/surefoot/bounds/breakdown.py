@@ -129,7 +129,7 @@ def largest_slope(result: Sizes, group: Group) -> Magnitude | None:
         slopes = [
             slope
             for k, slope in step.claim.slopes.items()
-            if result.sizes[step.arguments[k]].varies and not _is_variable(result, step.arguments[k], own)
+            if result.depends[step.arguments[k]] and not _is_variable(result, step.arguments[k], own)
         ]
         if slopes:
             total = maximum(*slopes) if total is None else total * maximum(*slopes)
@@ -150,7 +150,7 @@ def largest_curvature(result: Sizes, group: Group) -> Magnitude:
         bend
         for step in group.steps
         for pair, bend in step.claim.bends.items()
-        if all(result.sizes[step.arguments[k]].varies for k in pair)
+        if all(result.depends[step.arguments[k]] for k in pair)
     ]
     return maximum(Magnitude.zero(), *bends)
 

@@ -116,7 +116,7 @@ class _Reading:
             return False
         for index in step.arguments:
             size = self.result.sizes[index]
-            if size.varies or size.value is None or size.value.shape[:1] != (count,):
+            if self.result.depends[index] or size.value is None or size.value.shape[:1] != (count,):
                 continue
             rows = size.value.reshape(count, -1)
             if node.primitive.name in ("gather", "scatter"):  # positions among all entries
@@ -188,7 +188,7 @@ class _Reading:
 
     def _varying(self, step: Step) -> dict[int, int]:
         """The tensors that vary, by position."""
-        return {k: index for k, index in enumerate(step.arguments) if self.result.sizes[index].varies}
+        return {k: index for k, index in enumerate(step.arguments) if self.result.depends[index]}
 
     def _is_affine(self, step: Step) -> bool:
         """Whether an operation is affine in all that varies together."""

@@ -51,12 +51,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The outcome of a pass: sizes by node, and the operations that vary, in order."""
+    """The outcome of a pass: sizes by node, the operations that vary, in order, and which nodes depend on
+    variables, also where their slopes are zero.
+    """
 
     program: Program
     region: Region
     sizes: Mapping[int, Size]
     steps: tuple[Step, ...]
+    depends: Sequence[bool]
 
     @property
     def outputs(self) -> list[Size]:
@@ -126,7 +129,7 @@ def forward(program: Program, region: Region, inputs: Mapping[int, Size]) -> Siz
         UnsupportedOperation: if a primitive has no rule.
     """
     sizes, steps = dict(inputs), []
-    values = _values_at_centre(program, sizes)
+    values, depends = _values_at_centre(program, sizes), program.depends(region.variables)
     for node in program.nodes:
         if node.index in sizes:
             continue
@@ -144,9 +147,9 @@ def forward(program: Program, region: Region, inputs: Mapping[int, Size]) -> Siz
         if value is not None and bool(torch.isfinite(value).all()):
             size = _around_centre(size, node, claim, own, value, region)
         sizes[node.index] = size
-        if size.varies:
+        if depends[node.index]:
             steps.append(Step(node, claim, arguments))
-    return Sizes(program, region, sizes, tuple(steps))
+    return Sizes(program, region, sizes, tuple(steps), depends)
 
 
 def _values_at_centre(program: Program, sizes: Mapping[int, Size]) -> Sequence[Tensor] | None:
@@ -181,7 +184,9 @@ def _around_centre(
     centre = measured(value, size.lipschitz)
     error = claim.combined([each.error for each in own]) + claim.rounding
     move = moved(node, claim, own)
-    spread = minimum(move.bound + claim.rounding, region.reach(size.lipschitz) + error, centre.bound + size.bound)
+    # what jumps may be elsewhere however short the way: 0·∞ is not 0 here
+    reach = region.reach(size.lipschitz) if size.lipschitz.max().is_finite else Magnitude.infinity()
+    spread = minimum(move.bound + claim.rounding, reach + error, centre.bound + size.bound)
     slices = tuple(each + claim.rounding for each in move.slices)
     move = replace(
         move,
@@ -339,7 +344,8 @@ def objective(result: Sizes) -> Objective:
     if value.value is not None and len(centres) == len(parts):
         norms = stack([Magnitude.of(frobenius_norm(centre)) for centre in centres])
         at_centre = norms + stack([part.error for part in parts])
-        gradients = minimum(gradients, at_centre + stack([region.reach(row) for row in matrix]))
+        if smoothness(matrix).is_finite:
+            gradients = minimum(gradients, at_centre + stack([region.reach(row) for row in matrix]))
         start = Magnitude.of(abs(float(value.value))) + value.error
         bound = minimum(bound, start + region.reach(gradients))
     return Objective(bound, gradients, at_centre, matrix, summands)

@@ -71,8 +71,8 @@ def _scalar(node: Node, arguments: Sequence[Size]) -> Claim:
     is_square = function in (Scalar("square"), Scalar("power", (2.0,)))
     size = result(node, low=low, high=high, total=x.bound * x.bound if is_square else INFINITE)
     at_zero = float(function(torch.zeros((), dtype=torch.float64)))
-    if math.isfinite(at_zero):  # |f(x)| ≤ |f(0)| + sup|f′| |x|, also on the way from 0
-        slope = Magnitude.of(float(bounds(function, 1, ends.clamp(max=0)[0], ends.clamp(min=0)[1])))
+    slope = Magnitude.of(float(bounds(function, 1, ends.clamp(max=0)[0], ends.clamp(min=0)[1])))
+    if math.isfinite(at_zero) and slope.is_finite:  # |f(x)| ≤ |f(0)| + sup|f′| |x|, also on the way from 0
         offset = Magnitude.of(abs(at_zero)) * (1 + 2.0**-45)
         slices = tuple(each * slope + offset * root(x.slice_count(d)) for d, each in enumerate(x.slices))
         bound = x.bound * slope + offset * root(x.numel)

@@ -29,7 +29,7 @@ from surefoot.bounds.scalars import bounds
 from surefoot.bounds.size_functions import FUNCTIONS
 from surefoot.bounds.size_linear import LINEAR
 from surefoot.bounds.size_products import PRODUCTS
-from surefoot.bounds.tensor_size import Size
+from surefoot.bounds.tensor_size import Size, unknown
 from surefoot.magnitude import Magnitude, minimum
 from surefoot.norms.hermitian import up
 from surefoot.program.ir import Node
@@ -58,6 +58,8 @@ def moved(node: Node, claim: Claim, arguments: Sequence[Size]) -> Size:
             node, bound=parts[0].bound + parts[1].bound, peak=parts[0].peak + parts[1].peak,
             operator=parts[0].operator + parts[1].operator, slices=tuple(x + y for x, y in pairs),
         )  # fmt: skip
+    if not all(slope.is_finite for slope in claim.slopes.values()):  # it may jump where nothing moves
+        return unknown(node.shape, Magnitude.zero())
     bound = claim.combined([each.bound for each in moves])
     if kind == "scalar":
         slope = claim.slopes[0]

@@ -15,7 +15,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,11 +65,6 @@ class Size:
     @property
     def numel(self) -> int:
         return math.prod(self.shape)
-
-    @property
-    def varies(self) -> bool:
-        """Whether any variable enters the tensor."""
-        return bool((np.asarray(self.lipschitz.log2) > -np.inf).any())
 
     def slice_count(self, dimension: int) -> int:
         """The number of entries of a slice."""

@@ -1,7 +1,7 @@
 """The certificate and how it is shown.
 
 * ``proving``: from the passes of the calculus to a certificate, on a given set or on a ball that is searched for;
-  ``segments``: along a segment; ``from_sizes``: from norms, of outputs and in the input;
+  ``segments``: along a segment; ``from_sizes``: of an objective, from norms of tensors;
   ``from_hessian``: around the weights, from the second derivative there.
 * ``downhill``: a step that is proved on the segment against the gradient.
 * ``pieces``: the certificate of several batches; ``added``: bounds of a sum; ``summed``: the gradient of a sum.

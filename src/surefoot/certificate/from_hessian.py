@@ -12,7 +12,6 @@ from surefoot.attained import LowerBound
 from surefoot.bounds.function import Function
 from surefoot.bounds.size import by_block
 from surefoot.calculus.adjoint.whole import Whole
-from surefoot.calculus.assemble import Curvature
 from surefoot.calculus.effort import AROUND_DIRECTIONS, ONE_BALL, Effort, in_gradients
 from surefoot.certificate.from_sizes import bounds_from_sizes
 from surefoot.certificate.record import Certificate
@@ -49,10 +48,11 @@ class AroundWeights:
     def on(self, domain: Domain) -> Certificate:
         """The certificate on a ball."""
         assert isinstance(domain, Ball)
-        proved = bounds_from_sizes(self.function, domain, effort=self._effort.name)
+        proved = bounds_from_sizes(self.function, domain, self._effort.name)
         moved = self.whole.moved(domain.radius)
         matrix = minimum(proved.curvature.matrix, self.whole.between_variables() + moved)
-        smooth, matrix = Curvature(matrix, moved, matrix).bounded(self.whole.norm)
+        curvature = replace(proved.curvature, matrix=matrix, moved=moved)
+        smooth, matrix = curvature.bounded(self.whole.norm)
         self.cost += ONE_BALL + AROUND_DIRECTIONS * self.whole.balls
         self.whole.balls = 0
         attained, variables = self.whole.attained(), self.function.variables

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from surefoot import guarantees
-from surefoot.bounds.function import Function
 from surefoot.calculus.adjoint.bounds import Centre, scalar_bounds
 from surefoot.calculus.adjoint.whole import Whole
 from surefoot.calculus.analysis import Analysis
@@ -45,7 +43,6 @@ from surefoot.calculus.segment.along import Along
 from surefoot.certificate.added import Bounds
 from surefoot.certificate.downhill import gradient_step
 from surefoot.certificate.from_hessian import AroundWeights, near_weights
-from surefoot.certificate.from_sizes import bounds_from_sizes
 from surefoot.certificate.record import Certificate, Row
 from surefoot.certificate.regularised import Penalty, regularised
 from surefoot.certificate.segments import on_segment
@@ -203,14 +200,6 @@ def certify_proved(
                 if not (spent.downhill and certificate.step_size):
                     return certificate
                 return with_gradient_step(certificate, Analysis.of(model, x, objective), around.cost)
-    if objective is None or wrt == "input":
-        refuse_penalty(regularizer, is_objective=False)
-        over = ProductBall(1.0) if domain is None else domain
-        with ordinary_device(), suppress(UnsupportedOperation):
-            function = Function.of(model, x, objective, wrt)
-            proved = bounds_from_sizes(function, over, input_norm, spent.name).certificate
-            if proved.lipschitz.is_finite:
-                return proved
     return proved_of(Analysis.of(model, x, objective), domain, spent, wrt, input_norm, regularizer)
 
 

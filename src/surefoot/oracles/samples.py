@@ -20,7 +20,8 @@ from __future__ import annotations
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -103,7 +104,7 @@ class Structure:
             ):
                 added = use.node.arguments.get(_MATRIX[use.node.target][2] or "")
                 bias = added.name if isinstance(added, Ref) else ""
-                own = len(all_uses[bias]) == 1 and names.get(bias) not in (None, *self.rest)
+                own = len(all_uses.get(bias, ())) == 1 and names.get(bias) not in (None, *self.rest)
                 found[name] = use, bias if own else None
         return found
 
@@ -381,13 +382,17 @@ def rows_of(problem: Problem, factor: Factor, *, outers: bool = False, whole: bo
             parts[name] = parts.get(name, 0) + _multiplied(several)
         paths = tuple(path for path in problem.parameters if all(path not in (o.weight, o.bias) for o in stored))
         sizes = [problem.parameters[path].numel() for path in paths]
-        dense = problem.output.new_zeros(n * c, sum(sizes))
+        types = (value.dtype for value in problem.parameters.values())
+        dtype = reduce(torch.promote_types, types, problem.output.dtype)  # of models in two precisions
+        dense = problem.output.new_zeros(n * c, sum(sizes), dtype=dtype)
         places = dict(zip(paths, dense.split(sizes, dim=1), strict=True))
         _collect(graph, plan, values, parts, places)
         if plan.rest:
             leaves = {leaf.path: values[leaf.name] for leaf in graph.parameters if leaf.path in plan.rest}
             _rest(problem, factor, values[graph.outputs[0]], leaves, places)
-    return Rows(tuple(stored), paths, dense, (n, c))
+    return Rows(
+        tuple(replace(o, x=o.x.to(dense), slopes=o.slopes.to(dense)) for o in stored), paths, dense, (n, c)
+    )
 
 
 def _slopes(problem: Problem, factor: Factor, values: Mapping[str, Any], names: Sequence[str]) -> list[Tensor]:
